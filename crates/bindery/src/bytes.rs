@@ -1,10 +1,10 @@
 //! Copies of bytes between a caller's buffer and the frames of an object.
 //!
 //! Programs may read and write the same pages at the same time, through their own tables. So the
-//! copies use [`Platform::read_bytes`] and [`Platform::write_bytes`], which make no references. A
-//! kernel has its own instructions for them. The provided versions use aligned 64-bit atomics, and
-//! a store of fewer bytes changes no neighboring byte. (Linux copies without that care; Rust calls
-//! such a race undefined.)
+//! copies use [`Platform::read_bytes`] and [`Platform::write_bytes`], which create no references. A
+//! kernel implements them by special instructions. The provided versions use aligned 64-bit
+//! atomics, and a store of fewer bytes changes no neighboring byte. (Linux copies without that
+//! care; Rust calls such a race undefined.)
 //!
 //! ```text
 //! words   |. . . . . b b b|b b b b b b b b|b b b b b b b b|b b . . . . . .|
@@ -23,34 +23,34 @@ use crate::platform::Platform;
 const WORD: usize = size_of::<u64>();
 const WORDS: usize = PAGE_SIZE as usize / WORD;
 
-/// The address of the byte at `offset`, counted from the beginning of `first`; consecutive frames
-/// follow.
+/// The address of the byte at `offset` from the beginning of `first`, across consecutive frames.
 ///
 /// # Safety
-/// 1. The frames from `first` to the byte, or to the end before it, are one block or folio of the
+/// 1. The frames from `first` to the byte, or to the exclusive end, are one block or folio of the
 ///    memory.
 #[inline]
 pub(crate) unsafe fn place<P: Platform>(platform: &P, first: Frame, offset: usize) -> NonNull<u8> {
-    // SAFETY: the frames are of one range (the caller's obligation 1), so their bytes are
+    // SAFETY: the frames are in one range (the caller's obligation 1), so their bytes are
     // consecutive in the direct map (obligation 1 of `Platform`, and `Frames::new` checked where
     // two ranges touch).
     unsafe { platform.direct_map(first).add(offset) }
 }
 
-/// Reads from `offset` on, counted from the beginning of `first`; consecutive frames follow.
+/// Reads from `offset` on, counted from the beginning of `first`, across consecutive frames.
 ///
 /// # Safety
-/// 1. The frames that hold the bytes are one block or folio of the memory.
-/// 2. They are not freed during the call, and are memory of programs or of an object: their bytes
-///    are accessed only by atomics or by [`Platform::read_bytes`] and [`Platform::write_bytes`].
+/// 1. The frames that contain the bytes are one block or folio of the memory.
+/// 2. They are not freed during the call and belong to programs or to an object: their bytes are
+///    accessed only by atomics or by [`Platform::read_bytes`] and [`Platform::write_bytes`].
 #[inline]
 pub(crate) unsafe fn read<P: Platform>(platform: &P, first: Frame, offset: usize, into: &mut [u8]) {
-    // SAFETY: 1. the caller's obligation 1, and the direct map shows them; others access them by
-    // atomics or by the platform's means (the caller's obligation 2). `into` is the caller's own.
+    // SAFETY: 1. the caller's obligation 1, and the direct map shows these frames; other code
+    // accesses the bytes by atomics or by the platform's means (the caller's obligation 2). `into`
+    // is the caller's own.
     unsafe { platform.read_bytes(place(platform, first, offset), into) }
 }
 
-/// Writes from `offset` on, counted from the beginning of `first`; consecutive frames follow.
+/// Writes from `offset` on, counted from the beginning of `first`, across consecutive frames.
 ///
 /// # Safety
 /// 1. As for [`read`].
@@ -77,7 +77,7 @@ pub(crate) unsafe fn zero<P: Platform>(platform: &P, frame: Frame, inside: Range
 /// [`Platform::read_bytes`] by atomics.
 ///
 /// # Safety
-/// As there.
+/// As for [`Platform::read_bytes`].
 pub(crate) unsafe fn read_by_words(from: NonNull<u8>, into: &mut [u8]) {
     let (first, inside) = word_at(from);
     for_each_word(inside..inside + into.len(), |word, part, at| {
@@ -91,11 +91,11 @@ pub(crate) unsafe fn read_by_words(from: NonNull<u8>, into: &mut [u8]) {
 /// [`Platform::write_bytes`] by atomics.
 ///
 /// # Safety
-/// As there.
+/// As for [`Platform::write_bytes`].
 pub(crate) unsafe fn write_by_words(to: NonNull<u8>, from: &[u8]) {
     let (first, inside) = word_at(to);
     for_each_word(inside..inside + from.len(), |word, part, at| {
-        // SAFETY: as in `read_by_words`; the bytes beside do not change.
+        // SAFETY: as in `read_by_words`; neighboring bytes do not change.
         let word = unsafe { first.add(word).as_ref() };
         let source = &from[at..at + part.len()];
         change(word, part, |bytes| bytes.copy_from_slice(source));
@@ -106,7 +106,7 @@ pub(crate) unsafe fn write_by_words(to: NonNull<u8>, from: &[u8]) {
 #[inline]
 fn word_at(at: NonNull<u8>) -> (NonNull<AtomicU64>, usize) {
     let inside = at.addr().get() % WORD;
-    // SAFETY: stays in the page, which begins at a word.
+    // SAFETY: the result is in the same page, which begins at a word boundary.
     (unsafe { at.sub(inside) }.cast(), inside)
 }
 
@@ -128,8 +128,8 @@ fn change(word: &AtomicU64, part: Range<usize>, change: impl Fn(&mut [u8])) {
     let _ = word.fetch_update(Relaxed, Relaxed, changed);
 }
 
-/// Cuts a range of bytes at the bounds of words: the word, its bytes, and their offset in the
-/// range.
+/// Splits a range of bytes at word boundaries. `f` receives the word, the bytes in it, and their
+/// offset in the range.
 #[inline]
 fn for_each_word(range: Range<usize>, mut f: impl FnMut(usize, Range<usize>, usize)) {
     let mut at = range.start;

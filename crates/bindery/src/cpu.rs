@@ -1,18 +1,18 @@
 //! [`CpuTable`]: one record for each CPU that has ever been online.
 //!
-//! CPUs that write the same cache line wait for each other. So what a call writes often and needs
-//! from no other CPU is in a record of the caller's CPU: free frames, free objects, credit, items
-//! that wait for readers. `docs/concurrency.md` names the parts.
+//! CPUs that write to the same cache line wait for each other. So data that calls write often but
+//! do not share between CPUs is in a record for each CPU: free frames, free objects, credit, items
+//! that wait for a grace period. `docs/concurrency.md` lists this data.
 //!
 //! # Stale numbers
-//! A thread that was preempted after [`Platform::cpu`] may use the record of another CPU, or that
-//! of a CPU that is offline now. That is harmless for each record in a table: a spin lock guards
-//! it, or read-modify-write instructions change it, and it lives as long as the memory. The thread
-//! only shares a line for once.
+//! A thread that was preempted after [`Platform::cpu`] may use the record of another CPU, even one
+//! that is now offline. This is harmless: each record in a table is guarded by a spin lock or
+//! changed by read-modify-write instructions, and lives as long as the memory. The only cost is one
+//! shared access to a cache line.
 //!
-//! # Machines that need none
-//! [`Memory::cpu_online`] makes the records. Before its first call the table is empty, and a
-//! look-up costs one load and one branch; all CPUs use the shared state then.
+//! # Machines without records
+//! [`Memory::cpu_online`] creates the records. Before its first call the table is empty, a look-up
+//! costs one load and one branch, and all CPUs use the shared state.
 //!
 //! [`Platform::cpu`]: crate::Platform::cpu
 //! [`Memory::cpu_online`]: crate::Memory::cpu_online
@@ -30,14 +30,14 @@ use crate::platform::{Cpu, MAX_CPUS};
 
 /// The records of one type. A record is never removed.
 pub(crate) struct CpuTable<T> {
-    /// [`MAX_CPUS`] pointers, or null.
+    /// [`MAX_CPUS`] pointers, or null if the table has no memory yet.
     slots: AtomicPtr<AtomicPtr<T>>,
     /// One more than the highest number with a record.
     end: AtomicU32,
     records: PhantomData<T>,
 }
 
-/// The bytes of the pointers of one table.
+/// The size of one table's pointers, in bytes.
 pub(crate) const SLOTS_SIZE: usize = MAX_CPUS * size_of::<AtomicPtr<()>>();
 
 #[allow(dead_code, reason = "each part of a CPU uses some")]
@@ -60,19 +60,19 @@ impl<T: Sync> CpuTable<T> {
     /// Sets the memory for the table's pointers.
     ///
     /// # Safety
-    /// 1. The [`SLOTS_SIZE`] bytes at `slots` are zero, aligned for a pointer, and only this
-    ///    table's for as long as it lives.
-    /// 2. The table has none yet, and no other thread sets it.
+    /// 1. The [`SLOTS_SIZE`] bytes at `slots` are zero, aligned for a pointer, and used only by
+    ///    this table while it lives.
+    /// 2. The table has no memory yet, and no other thread sets it.
     pub(crate) unsafe fn give_slots(&self, slots: NonNull<u8>) {
         self.slots.store(slots.cast().as_ptr(), Release);
     }
 
-    /// Enters the record of `cpu`.
+    /// Inserts the record of `cpu`.
     ///
     /// # Safety
-    /// 1. The record is initialized, and stays where it is for as long as the table lives.
+    /// 1. The record is initialized and is neither moved nor freed while the table lives.
     /// 2. The table has slots, and `cpu` is below [`MAX_CPUS`].
-    /// 3. No other thread enters a record.
+    /// 3. No other thread inserts a record.
     pub(crate) unsafe fn enter(&self, cpu: Cpu, record: NonNull<T>) {
         let slots = self.slots.load(Acquire);
         // SAFETY: the slots have room for `MAX_CPUS` pointers (2; `give_slots`, 1).
@@ -90,14 +90,15 @@ impl<T: Sync> CpuTable<T> {
             return None;
         }
         // SAFETY: the slots have room for `MAX_CPUS` pointers, and were zero before any record was
-        // entered (`give_slots`, 1).
+        // inserted (`give_slots`, 1).
         let slot = unsafe { slots.add(cpu).as_ref() };
-        // SAFETY: a record that was entered is initialized and lives as long as the table (`enter`,
-        // 1); it is reached only through shared references.
+        // SAFETY: an inserted record is initialized and lives as long as the table (`enter`, 1); it
+        // is reached only through shared references.
         unsafe { slot.load(Acquire).as_ref() }
     }
 
-    /// Like [`CpuTable::get`], of the CPU that `cpu` returns. Without records it is not called.
+    /// Like [`CpuTable::get`], for the CPU that `cpu` returns. Without records, `cpu` is not
+    /// called.
     #[inline]
     pub(crate) fn of(&self, cpu: impl FnOnce() -> Cpu) -> Option<&T> {
         if self.has_slots() { self.get(cpu()) } else { None }
@@ -127,13 +128,13 @@ mod tests {
         let table = CpuTable::<AtomicU64>::new();
         assert!(table.of(|| panic!("no record needs a number")).is_none());
         assert!(table.get(Cpu(0)).is_none() && table.iter().next().is_none());
-        // SAFETY: 1. the slots are leaked, and zero; 2. the only thread.
+        // SAFETY: 1. the slots are leaked and zero; 2. this is the only thread.
         unsafe { table.give_slots(slots()) };
         assert!(table.get(Cpu(3)).is_none());
         for cpu in [3, 0, 255] {
             let record = Box::leak(Box::new(AtomicU64::new(u64::from(cpu))));
-            // SAFETY: 1. the record is leaked; 2. it has slots, and 255 is the last number; 3. the
-            // only thread.
+            // SAFETY: 1. the record is leaked; 2. the table has slots, and 255 is the last number;
+            // 3. this is the only thread.
             unsafe { table.enter(Cpu(cpu), NonNull::from(record)) };
         }
         let number = |record: &AtomicU64| record.load(Relaxed);

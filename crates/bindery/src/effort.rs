@@ -1,16 +1,16 @@
-//! The effort of a fault to get a large folio if none is free.
+//! A fault's effort to get a large folio if no block for it is free.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use crate::memory::{HugeAdvice, Memory};
 use crate::platform::Platform;
 
-/// The effort of a fault on anonymous memory if no block is free for a large folio (Linux:
+/// A fault's effort in anonymous memory if no block is free for a large folio (Linux:
 /// `transparent_hugepage/defrag`).
 ///
-/// To *collect* is to free frames that are unused but kept: by caches of the core
-/// ([`Memory::trim`]), for readers ([`Memory::drain_deferred`]), and by the embedder
-/// ([`Platform::collect_memory`]). They may complete a block. No page moves.
+/// To *collect* is to free frames that are unused but still held: by caches of the core
+/// ([`Memory::trim`]), until the end of a grace period ([`Memory::drain_deferred`]), and by the
+/// embedder ([`Platform::collect_memory`]). These frames may complete a block. No page moves.
 ///
 /// ```
 /// use bindery::{LargeFolioEffort, Memory, Platform};
@@ -22,19 +22,19 @@ use crate::platform::Platform;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum LargeFolioEffort {
-    /// It collects memory, and tries again.
+    /// The fault collects memory and retries.
     Always,
-    /// It takes a smaller folio, and makes another thread collect
+    /// The fault uses a smaller folio and has another thread collect
     /// ([`Platform::collect_memory_later`]).
     Defer,
     /// Like [`LargeFolioEffort::Always`] in mappings for which the program has asked for large
     /// folios (`MADV_HUGEPAGE`), otherwise like [`LargeFolioEffort::Defer`].
     DeferMadvise,
-    /// Like [`LargeFolioEffort::Always`] in such mappings, otherwise like
-    /// [`LargeFolioEffort::Never`].
+    /// Like [`LargeFolioEffort::Always`] in mappings for which the program has asked for large
+    /// folios (`MADV_HUGEPAGE`), otherwise like [`LargeFolioEffort::Never`].
     #[default]
     Madvise,
-    /// It uses a smaller folio.
+    /// The fault uses a smaller folio.
     Never,
 }
 
@@ -46,12 +46,12 @@ const ALL: [LargeFolioEffort; 5] = [
     LargeFolioEffort::Never,
 ];
 
-/// The time at which memory is collected for a mapping.
+/// When memory is collected for a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Collecting {
-    /// By the fault.
+    /// At once, by the fault.
     Now,
-    /// Another thread did.
+    /// Later, by another thread.
     Later,
     /// Not at all.
     Never,
@@ -73,7 +73,7 @@ impl EffortSetting {
         ALL.get(usize::from(self.0.load(Ordering::Relaxed))).copied().unwrap_or_default()
     }
 
-    /// The time at which memory is collected for a mapping with this advice.
+    /// When memory is collected for a mapping with this advice.
     pub(crate) fn collecting(&self, advice: HugeAdvice) -> Collecting {
         let advised = advice == HugeAdvice::Use;
         match self.get() {
@@ -95,15 +95,15 @@ impl<P: Platform> Memory<P> {
         self.effort.set(effort);
     }
 
-    /// The value of [`Memory::set_large_folio_effort`]; [`LargeFolioEffort::Madvise`] at first.
+    /// The value of [`Memory::set_large_folio_effort`]; initially [`LargeFolioEffort::Madvise`].
     ///
     /// Context: any.
     pub fn large_folio_effort(&self) -> LargeFolioEffort {
         self.effort.get()
     }
 
-    /// Frees all frames that are unused but kept: those in the core's caches, those that wait for
-    /// readers, and the embedder's ([`Platform::collect_memory`]).
+    /// Frees all frames that are unused but still held: those in the core's caches, those that wait
+    /// for a grace period, and the embedder's ([`Platform::collect_memory`]).
     ///
     /// Call it without locks, outside read sections.
     ///

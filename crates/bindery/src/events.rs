@@ -37,15 +37,15 @@ pub struct Events {
     pub pages_swapped_in: u64,
     /// Base pages whose content was written to a swap area.
     pub pages_swapped_out: u64,
-    /// Faults that read content from a swap area or through a pager. Pages of one repeated word
-    /// count as read; pages that another thread had read already do not (Linux: `pgmajfault`).
+    /// Faults that read content from a swap area or through a pager. Pages filled with one repeated
+    /// word count as read; pages that another thread has already read do not (Linux: `pgmajfault`).
     pub major_faults: u64,
-    /// Folios that got a new reference while they were swapped out, and were mapped again (Linux:
+    /// Folios that received a new reference during swap-out and were therefore mapped again (Linux:
     /// `EBUSY` of an unmapping).
     pub swap_out_busy: u64,
-    /// Base pages that a fault on another page began to read (Linux: `swap_ra`).
+    /// Base pages that were read ahead by a fault on another page (Linux: `swap_ra`).
     pub swap_read_around: u64,
-    /// Those of them that a fault wanted later (Linux: `swap_ra_hit`).
+    /// The part of `swap_read_around` that faults used later (Linux: `swap_ra_hit`).
     pub swap_read_around_hits: u64,
     /// Read requests that failed on a swap device.
     pub swap_read_errors: u64,
@@ -54,13 +54,14 @@ pub struct Events {
     /// Faults whose entry allowed the access and needed no change: [`crate::Resolved::Spurious`]
     /// and [`crate::Resolution::Retry`].
     pub spurious_faults: u64,
-    /// The longest sequence of them at one address, with no entry of the address space written in
-    /// between. A sequence longer than the number of CPUs means that the machine is not set up as
-    /// the entries require, or that invalidations are lost ([`crate::check::machine`]).
+    /// The longest sequence of spurious faults at one address, with no write to an entry of the
+    /// address space in between. A sequence longer than the number of CPUs means that the machine
+    /// is not set up as the entries require, or that invalidations are lost
+    /// ([`crate::check::machine`]).
     pub repeated_faults: u64,
 }
 
-/// Counts of one CPU, or of those that share them.
+/// Counters of one CPU, or of all CPUs without own counters.
 #[derive(Default)]
 pub(crate) struct FrequentEvents {
     /// Base pages whose content was read from a swap area.
@@ -83,7 +84,7 @@ impl FrequentEvents {
 /// The counters of rare events.
 #[derive(Default)]
 pub(crate) struct RareEvents {
-    /// Of CPUs without counters of their own.
+    /// The counters of CPUs without own counters.
     pub(crate) frequent: FrequentEvents,
     pub(crate) huge_collapses: AtomicU64,
     pub(crate) folio_splits: AtomicU64,
@@ -103,8 +104,8 @@ impl RareEvents {
         event.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// All counts, with the frames that the allocator has counted, and those of CPUs with parts of
-    /// their own.
+    /// All counts, including the frames counted by the allocator and the counters of individual
+    /// CPUs.
     pub(crate) fn read<'a>(
         &'a self,
         frames_allocated: u64,
@@ -142,18 +143,18 @@ impl RareEvents {
     }
 }
 
-/// A fault that changed nothing: its address, and the number of entries written in its tree so far.
+/// A fault that changed nothing: its address, and the number of entries written so far in its tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Unchanged {
     pub(crate) root: Frame,
     pub(crate) page: VirtAddr,
-    /// The number of entries written in the tree so far. If it rises, the next fault starts a new
-    /// sequence: `mprotect` in a loop makes a spurious fault each time.
+    /// The number of entries written in the tree so far. If this number rises, the next fault
+    /// starts a new sequence, because `mprotect` in a loop causes a spurious fault each time.
     pub(crate) written: u64,
 }
 
-/// Counts repeated faults that change nothing. CPUs may overwrite each other's records: then a
-/// sequence counts as shorter.
+/// Counts repeated faults that change nothing. CPUs may overwrite each other's records, which can
+/// only shorten a sequence.
 #[derive(Default)]
 pub(crate) struct Repeats {
     spurious: AtomicU64,
@@ -165,7 +166,8 @@ pub(crate) struct Repeats {
     written: AtomicU64,
 }
 
-/// More repeats than on any working machine: each CPU may have one after each change of an entry.
+/// A number of repeats that no working machine reaches: each CPU may have one after each change of
+/// an entry.
 pub(crate) const TOO_MANY_REPEATS: u64 = 4096;
 
 impl Repeats {

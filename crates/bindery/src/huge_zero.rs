@@ -8,9 +8,9 @@
 //! ```
 //!
 //! The block is not a folio: it has no counts and no owner, and does not count as resident. When a
-//! huge leaf is split, its pages still map the block's frames. These rise by one like the frames of
-//! a folio, so the pages move, become `PROT_NONE` and fold in runs. The block is allocated when a
-//! read first needs it, and is never freed.
+//! huge leaf is split, its pages still map the block's frames. These frames are consecutive like
+//! those of a folio, so the pages are moved, protected as `PROT_NONE` and folded in runs. The block
+//! is allocated when a read first needs it, and is never freed.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -43,13 +43,13 @@ impl HugeZero {
     }
 
     fn first(&self) -> Option<Frame> {
-        // Acquire: a thread that finds the block finds zeroes in it.
+        // Acquire: a thread that finds the block sees its zeroes.
         let first = self.first.load(Ordering::Acquire);
         (first != meta::NONE).then_some(Frame(first))
     }
 
-    /// The first frame of the block, which is made if necessary; `None` if no block is free for it.
-    /// Called without locks on tables and outside of read sections.
+    /// The first frame of the block, which is allocated if necessary; `None` if no block is free.
+    /// Called without table locks and outside read sections.
     pub(crate) fn frame<P: Platform>(
         &self,
         frames: &Frames<P>,
@@ -81,8 +81,8 @@ impl HugeZero {
         }
     }
 
-    /// The number of frames of the block, of 2^`order`, from `frame` on; 0 if the frame is not one
-    /// of them.
+    /// The number of frames from `frame` to the end of the block of 2^`order` frames; 0 if the
+    /// frame is not in the block.
     #[cold]
     pub(crate) fn pages_from(&self, frame: Frame, order: Order) -> u32 {
         let pages: u32 = order.pages();
@@ -93,9 +93,9 @@ impl HugeZero {
 
 impl<P: Platform> Memory<P> {
     /// Sets whether a first read of anonymous memory maps the huge zero page if the first write
-    /// would take a huge folio (Linux: `transparent_hugepage/use_zero_page`). Off at first.
-    /// Existing mappings stay. The page takes the frames of one huge folio when a read first needs
-    /// it, and keeps them.
+    /// would take a huge folio (Linux: `transparent_hugepage/use_zero_page`). Initially off.
+    /// Existing mappings are not changed. The page permanently uses the frames of one huge folio
+    /// once a read needs it.
     ///
     /// Context: any. Complexity: constant.
     pub fn set_huge_zero_page(&self, used: bool) {
@@ -109,7 +109,7 @@ impl<P: Platform> Memory<P> {
         self.huge_zero.is_used()
     }
 
-    /// The frames of the huge zero page, if a read has needed it; they are never freed.
+    /// The frames of the huge zero page, if a read has needed that page; they are never freed.
     ///
     /// Context: any. Complexity: constant.
     pub fn huge_zero_page(&self) -> Option<FrameRange> {

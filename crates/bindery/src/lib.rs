@@ -63,14 +63,13 @@
 //!
 //! # Documents
 //!
-//! In the repository, `docs/embedding.md` has the obligations of an embedder, `docs/design.md` has
-//! decisions and reasons, and `docs/invariants.md` numbers what always holds and names the check of
-//! each.
+//! In the repository, `docs/embedding.md` lists the obligations of an embedder, `docs/design.md`
+//! explains decisions, and `docs/invariants.md` numbers the invariants and names the check of each.
 //!
 //! # Layers
 //!
-//! A layer names itself and those before it, in every `use` and every path; a test reads this
-//! table (`tests/layers/main.rs`). `docs/design.md` tells why some modules share a layer.
+//! A layer refers only to itself and to earlier layers, in every `use` and every path; a test reads
+//! this table (`tests/layers/main.rs`). `docs/design.md` explains why some modules share a layer.
 //!
 //! | modules | idea |
 //! |---|---|
@@ -89,8 +88,8 @@
 //! | `check` | the auditor |
 
 #![no_std]
-// Code that only a feature calls stays in its module: generic, it takes no text if nothing calls
-// it.
+// Code used only by a feature remains in its module: it is generic, so it produces no machine code
+// if nothing calls it.
 #![cfg_attr(
     not(all(
         feature = "check",

@@ -1,7 +1,7 @@
 //! [`Platform`]: the interface that the embedder implements, about a dozen functions.
 //!
-//! The core never executes an instruction that only one architecture has. It asks the platform
-//! instead. `bindery-hosted` implements the trait in a process, a kernel on the bare machine.
+//! The core never executes architecture-specific instructions; it calls the platform instead.
+//! `bindery-hosted` implements the trait in a process; a kernel implements it on the bare machine.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -36,7 +36,7 @@ pub struct Invalidation {
     /// invalidates address by address may step by this much. It is always a leaf size of the
     /// architecture.
     pub stride: u64,
-    /// Whether entries that point to tables changed too. If so, cached intermediate entries
+    /// Whether entries that point to tables also changed. If so, cached intermediate entries
     /// (x86-64: paging-structure caches; AArch64: walk caches) must be invalidated as well.
     pub tables: Tables,
 }
@@ -57,14 +57,14 @@ pub struct Invalidation {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tables {
-    /// Only leaves changed (AArch64: last-level invalidation will do).
+    /// Only leaves changed (AArch64: last-level invalidation suffices).
     Unchanged,
     /// Tables were moved or removed.
     Changed,
 }
 
-/// The start of a grace period: [`Platform::grace_period`] returns it, and [`Platform::is_over`]
-/// takes it. The number has a meaning only for the platform.
+/// The start of a grace period, returned by [`Platform::grace_period`] and passed to
+/// [`Platform::is_over`]. Only the platform interprets the number.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -88,8 +88,8 @@ pub struct GracePeriod(pub u64);
 #[cfg(any(test, feature = "measure"))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Work {
-    /// Page-table entries, slots of an object's page index, and VMAs that were read. An item that
-    /// is read twice under the same locks counts once.
+    /// Page-table entries, slots of an object's page index, and VMAs that were read. An item read
+    /// twice under the same locks counts once.
     pub entries: u64,
     /// Page tables that were marked as detached.
     pub tables_marked: u64,
@@ -100,7 +100,7 @@ pub struct Work {
 /// # Context
 /// [`Platform::park`], [`Platform::synchronize`], [`Platform::allocation_may_wait`],
 /// [`Platform::yield_if_due`] and [`Platform::collect_memory`] may sleep: the core calls them
-/// outside of read sections and without table locks or spin locks. All others never sleep: the core
+/// outside read sections and without table locks or spin locks. All others never sleep: the core
 /// calls them in read sections, with locks of every kind held, and with interrupts off.
 ///
 /// # Safety
@@ -114,9 +114,9 @@ pub struct Work {
 ///    bytes, except user programs through the tables that the core builds, and the MMU.
 /// 2. **Invalidation.** When [`Platform::invalidate`] returns, no CPU in the set uses or holds a
 ///    translation (with [`Tables::Changed`], nor an intermediate entry) that it read before the
-///    call for an address in the range, and all accesses through such translations are finished.
+///    call for an address in the range, and all accesses through such translations have completed.
 ///    When [`Platform::invalidate_kernel`] returns, the same is true of every running CPU. A CPU
-///    that comes up later counts as running from before it loads the kernel's tables.
+///    that starts later counts as running from before it loads the kernel's tables.
 /// 3. **Read sections.** [`Platform::synchronize`] returns only after every read section that was
 ///    entered before the call has ended. [`Platform::is_over`] returns true only after every read
 ///    section that was entered before the matching [`Platform::grace_period`] has ended.
@@ -131,7 +131,7 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     type Arch: Arch;
 
     /// A lock that may be held for long; a waiter may sleep. Never acquired in an interrupt
-    /// handler. [`crate::sync`] has ready ones.
+    /// handler. [`crate::sync`] provides implementations.
     type Mutex: RawLock;
 
     /// A lock that is held for a few hundred instructions; a waiter spins. If the core is called
@@ -143,31 +143,31 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     fn direct_map(&self, frame: Frame) -> NonNull<u8>;
 
     /// Fills `count` consecutive frames with zeroes, by the machine's fastest means. The caller
-    /// makes a release fence before later stores. If the means are not ordered by it (non-temporal
-    /// stores), the platform orders them.
+    /// executes a release fence before later stores. If that fence does not order the means
+    /// (non-temporal stores), the platform orders them.
     fn zero(&self, first: Frame, count: u32);
 
     /// Copies `count` consecutive frames from `from` to `to`, which do not overlap. Ordered as
     /// [`Platform::zero`].
     fn copy(&self, from: Frame, to: Frame, count: u32);
 
-    /// Reads `into.len()` bytes from `from`, by the machine's fastest means, and without a
-    /// reference to them: programs may write them during the call. If a byte is written during the
-    /// call, its old or its new value may be returned.
+    /// Reads `into.len()` bytes from `from`, by the machine's fastest means, without creating a
+    /// reference to them, because programs may write them during the call. If a byte is written
+    /// during the call, its old or its new value may be returned.
     ///
-    /// The provided version copies by words. That costs a kernel a hundred times as much as its own
-    /// instructions (x86-64: `rep movs`; AArch64: `ldp` and `stp`).
+    /// The provided version copies by words. In a kernel, this costs a hundred times as much as
+    /// special instructions (x86-64: `rep movs`; AArch64: `ldp` and `stp`).
     ///
     /// # Safety
-    /// The bytes are in the [`Platform::direct_map`] of one frame or of several consecutive ones,
+    /// The bytes are in the [`Platform::direct_map`] of one frame or of several consecutive frames,
     /// which belong to the caller or to an object. No reference to them excludes writes.
     unsafe fn read_bytes(&self, from: NonNull<u8>, into: &mut [u8]) {
         // SAFETY: the caller's obligation.
         unsafe { crate::bytes::read_by_words(from, into) }
     }
 
-    /// Writes `from` to the bytes from `to` on, in the way that [`Platform::read_bytes`] reads.
-    /// Changes no other byte.
+    /// Writes `from` to the bytes from `to` on, as [`Platform::read_bytes`] reads. Changes no other
+    /// byte.
     ///
     /// # Safety
     /// As [`Platform::read_bytes`], and no reference to the bytes exists.
@@ -177,40 +177,45 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     }
 
     /// Invalidates translations of the address space whose root table is `root` on the CPUs in
-    /// `cpus`, and waits until all have done so. The caller's CPU may be in the set or not. The
-    /// entries were written before the call.
+    /// `cpus`, and waits until all have done so. The set may include the caller's CPU. The entries
+    /// were written before the call.
     ///
-    /// The core calls this with table locks held. So it must not wait for anything but the other
-    /// CPUs' hardware or interrupt handlers, and those CPUs may be spinning in [`Platform::relax`]
-    /// for one of these locks. Either they spin with interrupts on, as on entry to operations and
-    /// faults, or `relax` serves invalidations.
+    /// The core calls this with table locks held. So the call may wait only for the other CPUs'
+    /// hardware or interrupt handlers, and those CPUs may be spinning in [`Platform::relax`] for
+    /// one of these locks. Therefore they either spin with interrupts on, as on entry to operations
+    /// and faults, or `relax` handles invalidations.
     fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation);
 
-    /// Like [`Platform::invalidate`], only on the caller's CPU, for a fault that finds a valid
-    /// entry: the CPU's TLB had an older, narrower one. [`crate::KernelMap::resolve`] calls it with
+    /// Like [`Platform::invalidate`], but only on the caller's CPU, for a fault that finds a valid
+    /// entry because the CPU's TLB had an older, narrower one. [`crate::KernelMap::resolve`] passes
     /// its own root, for global entries (RISC-V: no ASID in the fence).
     fn invalidate_local(&self, root: Frame, what: &Invalidation);
 
     /// Invalidates translations of the kernel's addresses in the range on every CPU of the machine,
-    /// whatever root and whatever ASID or PCID it has loaded, and waits until all have done so.
-    /// `root` is [`crate::KernelMap::root`]. The entries were written before the call.
+    /// regardless of the root and the ASID or PCID that the CPU has loaded, and waits until all
+    /// have done so. `root` is [`crate::KernelMap::root`]. The entries were written before the
+    /// call.
     ///
-    /// It may be called with interrupts off, inside a lock of type [`Platform::SpinLock`]; CPUs
-    /// wait for such a lock only by [`Platform::relax`]. So while it waits, for its turn or for
-    /// answers, it answers the invalidations of other CPUs itself. `relax` must do so as well if
-    /// [`crate::KernelMap::resolve`] is called with interrupts off:
-    /// 1. CPU A, interrupts off, waits until CPU B has invalidated.
-    /// 2. CPU B, interrupts off, waits for A: for another invalidation, or for the end of a pause.
+    /// The function may be called with interrupts off, inside a lock of type
+    /// [`Platform::SpinLock`]; CPUs wait for such a lock only by [`Platform::relax`]. So while the
+    /// function waits for its turn or for responses, it must itself handle invalidations of other
+    /// CPUs. `relax` must also do so if [`crate::KernelMap::resolve`] is called with interrupts
+    /// off:
+    /// 1. CPU A, with interrupts off, waits until CPU B has invalidated.
+    /// 2. CPU B, with interrupts off, waits for A: for another invalidation or for the end of a
+    ///    pause.
     ///
-    /// Only [`crate::KernelMap`] calls this. A platform without a kernel map need do nothing.
+    /// Only [`crate::KernelMap`] calls this function. A platform without a kernel map may leave it
+    /// empty.
     fn invalidate_kernel(&self, root: Frame, what: &Invalidation);
 
     /// Makes instruction fetches of all CPUs see the current content of `count` frames from `first`
     /// on. The core calls it before a leaf of user mode becomes executable whose folio was written
     /// since: a page of an object that was filled, a copy-on-write, a collapsed folio, a copy by
-    /// `fork`, an anonymous page, `mprotect`. Once for each folio, until [`crate::Object::write`]
-    /// writes to it again; and after [`crate::AddressSpace::write_foreign`] has written to such a
-    /// folio. (Linux: `PG_dcache_clean`, `flush_icache_pte`.)
+    /// `fork`, an anonymous page, `mprotect`. The core calls it once for each folio until
+    /// [`crate::Object::write`] writes to the folio again, and after
+    /// [`crate::AddressSpace::write_foreign`] has written to such a folio. (Linux:
+    /// `PG_dcache_clean`, `flush_icache_pte`.)
     ///
     /// Only called if [`Arch::COHERENT_FETCHES`] is false:
     ///
@@ -219,8 +224,8 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// | AArch64 | `dc cvau` for each line unless `CTR_EL0.IDC`; `dsb ish`; `ic ivau` for each line unless `CTR_EL0.DIC`; `dsb ish`; `isb` |
     /// | RISC-V | `fence.i` on all harts (SBI: `remote_fence_i`) |
     ///
-    /// Programs that write code themselves synchronize it themselves, as on Linux. For the kernel's
-    /// own memory ([`crate::KernelMap`]) the embedder does.
+    /// Programs that write code synchronize it themselves, as on Linux. The embedder synchronizes
+    /// the kernel's own memory ([`crate::KernelMap`]).
     ///
     /// May be called with table locks held: the restrictions of [`Platform::invalidate`] apply.
     /// Does nothing by default.
@@ -230,31 +235,31 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// the caller (AArch64: `dsb ishst; isb`; x86-64: nothing).
     fn publish_entries(&self);
 
-    /// The caller's CPU. Inside a read section it cannot change. Outside the answer is only a hint:
-    /// the thread may run on another CPU when it uses it.
+    /// The caller's CPU. Inside a read section the CPU cannot change. Outside, the result is only a
+    /// hint, because the thread may have migrated before it uses the result.
     fn cpu(&self) -> Cpu;
 
-    /// Called repeatedly by a CPU that spins: for a lock that is held for a bounded number of
-    /// entries with preemption off, or for an answer of another CPU (Linux: `cpu_relax`). It may be
-    /// called in a read section, with locks held, and with interrupts off, and it never gives the
+    /// Called repeatedly by a CPU that spins for a lock that is held for a bounded number of
+    /// entries with preemption off, or for a response of another CPU (Linux: `cpu_relax`). It may
+    /// be called in a read section, with locks held, and with interrupts off, and never yields the
     /// CPU to another thread. A thread that may have to wait longer calls [`Platform::park`].
     fn relax(&self);
 
     /// Waits until a thread calls [`Platform::unpark`] for the same `word` (Linux: `futex(2)` with
     /// `FUTEX_WAIT`). Returns at once if the word does not hold `expected`. A platform that lets
     /// the caller sleep tests the word again after it has queued the caller, so that no wake-up is
-    /// lost:
-    /// 1. CPU A reads the word, finds the lock taken, and is about to sleep.
+    /// lost. Otherwise:
+    /// 1. CPU A reads the word, finds the lock held, and is about to sleep.
     /// 2. CPU B releases the lock, changes the word, and finds no thread to wake.
     /// 3. CPU A sleeps forever.
     ///
-    /// It may return early: the caller tests again. It is never called in a read section, or with a
-    /// lock held for which other CPUs spin. The mutex of an address space, VMAs and objects may be
-    /// locked.
+    /// It may return spuriously; the caller tests again. It is never called in a read section or
+    /// while holding a lock for which other CPUs spin. The mutex of an address space, VMAs and
+    /// objects may be locked.
     ///
-    /// The provided version spins, which is enough for an embedder without a scheduler. With a
-    /// scheduler it is not: among threads of strict priorities, a spinning thread never lets the
-    /// thread run that it waits for.
+    /// The provided version spins, which suffices for an embedder without a scheduler. With strict
+    /// priorities, however, a spinning thread may prevent the thread that it waits for from
+    /// running.
     fn park(&self, word: &AtomicU32, expected: u32) {
         while word.load(Ordering::Acquire) == expected {
             self.relax();
@@ -262,67 +267,67 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     }
 
     /// Like [`Platform::park`], for an access that waits for the handler of a userfaultfd, which
-    /// may take any time. The thread has no lock of the core, and no unfinished call except the
-    /// access: a platform that checks all invariants between calls ([`crate::check`]) need not wait
-    /// for it.
+    /// may take any time. The thread holds no lock of the core and has no unfinished call except
+    /// the access, so a platform that checks all invariants between calls ([`crate::check`]) need
+    /// not wait for it.
     fn park_for_handler(&self, word: &AtomicU32, expected: u32) {
         self.park(word, expected);
     }
 
     /// Wakes all threads that are parked on `word`, which was changed before the call. The word may
-    /// have been freed and reused already: only its address counts. It may be called anywhere, with
-    /// table locks and in read sections, so it never waits for more than a spin lock.
+    /// already have been freed and reused, so only its address may be used. The function may be
+    /// called anywhere, with table locks held and in read sections, so it may wait only for spin
+    /// locks.
     fn unpark(&self, _word: *const AtomicU32) {}
 
     /// Begins a read section: until the matching [`Platform::leave_read`], no table or VMA that the
     /// caller can reach is freed. Sections nest. A section never sleeps; a kernel disables
-    /// preemption. No other thread is in a section on the same CPU: in a section, the core changes
-    /// the counters of the CPU without atomic additions.
+    /// preemption. No other thread is in a section on the same CPU, because a section changes the
+    /// CPU's counters without atomic additions.
     fn enter_read(&self);
 
     /// Ends a read section.
     fn leave_read(&self);
 
-    /// Waits until all read sections that exist now have ended. Never called inside one, and never
-    /// with a lock held. May sleep.
+    /// Waits until all read sections that exist now have ended. Never called inside a read section
+    /// or with a lock held. May sleep.
     fn synchronize(&self);
 
-    /// Begins a grace period: it is over when all read sections that exist now have ended. Does not
-    /// wait. (Linux: `start_poll_synchronize_rcu`.) A free calls it, so on many CPUs it should only
-    /// read one number, the last grace period that has passed: the one after the next is over when
-    /// all sections that exist now have ended.
+    /// Begins a grace period, which ends when all current read sections have ended. Does not wait.
+    /// (Linux: `start_poll_synchronize_rcu`.) Each deferred free calls it, so on many CPUs it
+    /// should only read one number, the last completed grace period: when the second grace period
+    /// after it is over, all current sections have ended.
     fn grace_period(&self) -> GracePeriod {
         GracePeriod::default()
     }
 
     /// Whether the grace period is over. Never called inside a read section; may be called with
-    /// locks held. Does not wait. (Linux: `poll_state_synchronize_rcu`.) Each free asks, so it
-    /// should read one number as well, which one CPU advances for all. A platform that cannot know
-    /// keeps the provided answer, "not known to be". Then deferred frees collect up to
-    /// [`crate::Memory::deferred_limit`], when the core calls [`Platform::synchronize`].
+    /// locks held. Does not wait. (Linux: `poll_state_synchronize_rcu`.) Each deferred free calls
+    /// it, so it should also read only one number, which one CPU advances for all. A platform that
+    /// cannot tell keeps the provided version, which returns `false`. Then deferred frees collect
+    /// up to [`crate::Memory::deferred_limit`], when the core calls [`Platform::synchronize`].
     fn is_over(&self, _period: GracePeriod) -> bool {
         false
     }
 
-    /// A number that programs can neither know nor choose. The core takes one for each address
-    /// space and each kernel map; it determines the shape of the list of their areas. The provided
-    /// number is always the same, so a program may choose the shape. A search stays logarithmic
-    /// even then, with a larger factor.
+    /// A number that programs can neither know nor choose. The core requests a number for each
+    /// address space and each kernel map, which determines the shape of its list of areas. The
+    /// provided number is always the same, so a program may choose the shape. A search stays
+    /// logarithmic even then, with a larger factor.
     fn seed(&self) -> u64 {
         0
     }
 
     /// Whether the running thread is about to be killed, so that a long call should end (Linux:
-    /// `fatal_signal_pending`). Calls with that documented error check it, and stop with
+    /// `fatal_signal_pending`). Calls that document this error check it and stop with
     /// [`crate::Error::Interrupted`].
     fn fatal_signal(&self) -> bool {
         false
     }
 
-    /// Whether the running thread has a pending signal (Linux: `signal_pending`). If so, a program
-    /// stops waiting for a userfaultfd's handler, and so does a thread that reads its messages, or
-    /// swaps in the pages of a swap area. The provided answer is that of
-    /// [`Platform::fatal_signal`].
+    /// Whether the running thread has a pending signal (Linux: `signal_pending`). If so, a wait for
+    /// a userfaultfd's handler or messages ends, and so does a call that swaps in the pages of a
+    /// swap area. The provided version calls [`Platform::fatal_signal`].
     fn signal(&self) -> bool {
         self.fatal_signal()
     }
@@ -333,8 +338,9 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
         0
     }
 
-    /// Called after a userfaultfd has received a message, or was closed: a kernel wakes the threads
-    /// that poll it. VMAs may be locked, so it must not wait for one. Does nothing by default.
+    /// Called after a userfaultfd has received a message, or was closed. A kernel wakes the threads
+    /// that poll it. VMAs may be locked, so the function must not wait for a VMA. Does nothing by
+    /// default.
     fn userfault_arrived(&self) {}
 
     /// The number of protection keys that the machine supports (x86-64: 16 if CR4.PKE is set). It
@@ -362,44 +368,44 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// holds them. Does nothing by default.
     fn frames_released(&self, _first: Frame, _count: u32) {}
 
-    /// Called before an allocation that may wait for memory. No table lock and no read section is
-    /// held; VMAs and the mutex of an address space may be. A checking platform verifies that. Does
-    /// nothing by default.
+    /// Called before an allocation that may wait for memory. The caller holds no table lock and is
+    /// in no read section, but VMAs and the mutex of an address space may be locked. A checking
+    /// platform verifies that. Does nothing by default.
     fn allocation_may_wait(&self) {}
 
     /// Called before the core takes the lock of a VMA, a folio, an object or a tree of the reverse
-    /// map, or waits for a swap device, also if it need not wait then (Linux: `might_sleep`); a
-    /// [`Platform::Mutex`] can check for itself. No table lock and no read section is held; VMAs,
-    /// objects and the mutex of an address space may be. A checking platform verifies that: a wait
-    /// in a read section is found without the race in which the thread would sleep. Does nothing by
-    /// default.
+    /// map, or waits for a swap device, even if no wait is necessary (Linux: `might_sleep`); a
+    /// [`Platform::Mutex`] can make the same check itself. The caller holds no table lock and is in
+    /// no read section, but VMAs, objects and the mutex of an address space may be locked. A
+    /// checking platform verifies that, so a wait in a read section is detected even if the thread
+    /// does not sleep. Does nothing by default.
     #[inline(always)]
     fn might_sleep(&self) {}
 
-    /// Called between two bounded pieces of long work: between steps of reclaim, between two pages
-    /// that are compressed, between two tables whose pages are freed, after a few tables that a
-    /// fork copies, and after each 256 pages that an object loses or gets in advance. The core
-    /// holds no spin lock and is in no read section. A folio, a VMA, the pages of an object and the
-    /// mutex of an address space may be locked, so other threads may wait for this one. A kernel
-    /// that does not preempt itself runs other threads here if their time has come (Linux:
-    /// `cond_resched`). May sleep. Does nothing by default.
+    /// Called between two bounded pieces of long work: between steps of reclaim, between two
+    /// compressed pages, between two tables whose pages are freed, after every few tables that a
+    /// fork copies, and after every 256 pages that an object drops or allocates in advance. The
+    /// core holds no spin lock and is in no read section. A folio, a VMA, the pages of an object
+    /// and the mutex of an address space may be locked, so other threads may wait for this one. A
+    /// non-preemptible kernel schedules other threads here if due (Linux: `cond_resched`). May
+    /// sleep. Does nothing by default.
     fn yield_if_due(&self) {}
 
     /// Frees memory that the embedder keeps for later: its caches, and the areas that
-    /// [`crate::KernelMap::purge`] frees. [`crate::Memory::collect`] calls it; faults and the
-    /// background collapser call that if no large folio is free and [`crate::LargeFolioEffort`]
-    /// requires it, and so does each call that is about to fail for lack of memory. No lock is
-    /// held. May sleep. Does nothing by default.
+    /// [`crate::KernelMap::purge`] frees. [`crate::Memory::collect`] calls it. Faults and the
+    /// background collapser run such a collection if no large folio is free and
+    /// [`crate::LargeFolioEffort`] requires it, and so does each call that is about to fail for
+    /// lack of memory. No lock is held. May sleep. Does nothing by default.
     fn collect_memory(&self) {}
 
-    /// Makes another thread call [`crate::Memory::collect`] soon. A VMA may be locked, so it does
-    /// not wait for one. Does nothing by default.
+    /// Makes another thread call [`crate::Memory::collect`] soon. A VMA may be locked, so the
+    /// function must not wait for a VMA. Does nothing by default.
     fn collect_memory_later(&self) {}
 
-    /// Called when a call is about to fail for lack of memory, and reclaim has found nothing to
-    /// free: no page is cold and has room in swap. The embedder may end a program, or free other
-    /// memory, and returns whether to try the call once more (Linux: the OOM killer). No lock of
-    /// the core is held. May sleep. Does nothing by default.
+    /// Called when a call is about to fail for lack of memory because reclaim has found nothing to
+    /// free: no cold page has room in swap. The embedder may end a program or free other memory,
+    /// and returns whether to retry (Linux: the OOM killer). No lock of the core is held. May
+    /// sleep. Does nothing by default.
     fn out_of_memory(&self) -> bool {
         false
     }
@@ -414,8 +420,8 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     #[cfg(any(test, feature = "testing"))]
     fn table_unlocked(&self) {}
 
-    /// Called inside a read section, or with a lock of the reverse map held, with the work done. A
-    /// measuring platform adds it up over the section. Does nothing by default.
+    /// Reports the work done, inside a read section or with a lock of the reverse map held. A
+    /// measuring platform adds up the work of a section. Does nothing by default.
     #[cfg(any(test, feature = "measure"))]
     fn worked(&self, _work: Work) {}
 

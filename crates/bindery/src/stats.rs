@@ -1,6 +1,6 @@
 //! Counts of work: entries read and written, tables moved, invalidations sent and saved. Each
-//! address space has a set that all CPUs share ([`Stats`]), and one for each CPU that has entered
-//! it ([`CpuStats`]); `table::counts` chooses.
+//! address space has one set of counters that all CPUs share ([`Stats`]) and one set for each CPU
+//! that has entered the address space ([`CpuStats`]); `table::counts` chooses between them.
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
@@ -40,19 +40,20 @@ macro_rules! counts {
             }
         }
 
-        /// Counters that all CPUs share, in the order of [`Counts`] on lines of their own.
+        /// Counters that all CPUs share, in the order of [`Counts`], on separate cache lines.
         #[derive(Default)]
         #[repr(C, align(128))]
         pub(crate) struct Stats {
             $($name: AtomicU64,)*
             $($shared: AtomicU64,)*
-            /// Mapped pages that CPUs have counted in their own counters and folded into this one.
+            /// The net number of mapped pages that CPUs have counted in their own counters and
+            /// folded into this counter.
             folded_pages: AtomicI64,
         }
 
         impl Stats {
-            /// Adds the counts of one operation, kept in registers. A zero costs no store; if the
-            /// compiler knows it, not even a test.
+            /// Adds the counts of one operation, kept in registers. A zero count costs no store,
+            /// and no test if the compiler can tell that it is zero.
             #[inline(always)]
             pub(crate) fn add(&self, counts: &Counts) {
                 $(add(&self.$name, counts.$name);)*
@@ -67,20 +68,20 @@ macro_rules! counts {
             }
         }
 
-        /// The counters of one CPU. It changes them without atomic additions, and only in a read
-        /// section: no other thread of the CPU is in one then.
+        /// The counters of one CPU. The CPU changes them without atomic additions, and only in a
+        /// read section, because no other thread of the CPU is then in a section.
         #[derive(Default)]
         #[repr(C, align(128))]
         pub(crate) struct CpuStats {
-            /// Mapped pages that are not in [`Stats::folded_pages`] yet: less than
-            /// [`FOLD_PAGES`] in either direction.
+            /// Mapped pages that are not in [`Stats::folded_pages`] yet; less than [`FOLD_PAGES`]
+            /// in either direction.
             unfolded_pages: AtomicI64,
             $($name: AtomicU64,)*
         }
 
         impl CpuStats {
-            /// Adds the counts of one operation of the caller's CPU, the rarest to `shared`. The
-            /// caller is in a read section on the CPU.
+            /// Adds the counts of one operation on the caller's CPU; the rarest counts are added to
+            /// `shared`. The caller is in a read section on that CPU.
             #[inline(always)]
             pub(crate) fn add(&self, shared: &Stats, counts: &Counts) {
                 $(if counts.$name != 0 {
@@ -91,7 +92,7 @@ macro_rules! counts {
                 if mapped != 0 {
                     let unfolded = self.unfolded_pages.load(Relaxed).wrapping_add(mapped);
                     self.unfolded_pages.store(unfolded, Relaxed);
-                    // One comparison for both directions.
+                    // One comparison checks both directions.
                     if unfolded.wrapping_add(FOLD_PAGES as i64 - 1) as u64 >= 2 * FOLD_PAGES - 1 {
                         self.fold(shared);
                     }
@@ -124,8 +125,8 @@ impl Counts {
 }
 
 impl Stats {
-    /// The number of mapped base pages, without those that CPUs have not folded in yet. Negative if
-    /// an unmapping was counted before the mapping that it undid.
+    /// The number of mapped base pages, without pages that CPUs have not folded yet. Negative if an
+    /// unmapping was counted before the mapping that it reversed.
     #[inline]
     pub(crate) fn mapped_pages(&self) -> i64 {
         let levels = [&self.anonymous_pages, &self.file_pages, &self.shared_pages];
@@ -135,7 +136,7 @@ impl Stats {
 }
 
 impl CpuStats {
-    /// The mapped pages that [`Stats::mapped_pages`] lacks.
+    /// The mapped pages that [`Stats::mapped_pages`] does not include yet.
     #[inline]
     pub(crate) fn unfolded_pages(&self) -> i64 {
         self.unfolded_pages.load(Relaxed)
@@ -149,12 +150,12 @@ impl CpuStats {
     }
 }
 
-// The first seven are those of a first touch: they share a cache line with the pages to fold. The
-// others fill the second line of a CPU; the rarest two have no room there.
+// A first touch changes the first seven counters, which share a cache line with the pages to fold.
+// The others fill a CPU's second line, except the rarest two, which do not fit.
 counts! {
     by_cpu {
         /// Entries examined at the level where the operation works: leaves, empty and absent
-        /// entries, and entries of tables that are moved or removed whole.
+        /// entries, and entries of tables that are moved or removed as a whole.
         entries_read,
         /// Entries written, at any level.
         entries_written,
@@ -168,9 +169,9 @@ counts! {
         folios_touched,
         /// Bytes zeroed for new folios.
         bytes_zeroed,
-        /// Mapped base pages of anonymous memory. This is a level, which unmapping lowers, so the
-        /// difference of two readings wraps if it has fallen. So are `file_pages`, `shared_pages`
-        /// and `swap_pages`.
+        /// Mapped base pages of anonymous memory. This value falls with unmappings, so the
+        /// difference of two readings wraps if it has fallen. The same applies to `file_pages`,
+        /// `shared_pages` and `swap_pages`.
         anonymous_pages,
         /// Tables taken from the frame allocator.
         tables_allocated,
@@ -199,7 +200,7 @@ counts! {
 }
 
 /// Adds to a counter that measurements read. Avoids an atomic addition, which would dominate the
-/// measured cost: concurrent additions may be lost.
+/// measured cost; concurrent additions may be lost.
 #[cfg(any(test, feature = "measure"))]
 #[inline]
 pub(crate) fn count_roughly(counter: &core::sync::atomic::AtomicU64, by: u64) {

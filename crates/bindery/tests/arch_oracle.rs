@@ -1,6 +1,6 @@
-//! Our entries, read by independent implementations of the formats: the `x86_64` crate walks tables
-//! that we filled, the `aarch64-paging` crate fills tables that must equal ours, and for RISC-V,
-//! which has no such crate, the manual's figures are given here as numbers.
+//! Checks this crate's entries against independent implementations of the formats: the `x86_64`
+//! crate walks tables filled here, the `aarch64-paging` crate fills tables that must equal those
+//! built here, and for RISC-V, which has no such crate, the manual's figures are given as numbers.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 
@@ -109,7 +109,8 @@ mod x86 {
 
             let pointers = Pointers(tables.0.iter_mut().map(|table| &raw mut **table).collect());
             let root = pointers.0[0];
-            // SAFETY: the root and what it names are tables of our own, mapped by `pointers`.
+            // SAFETY: the root and the tables below it belong to this test and are mapped by
+            // `pointers`.
             let walker = unsafe { MappedPageTable::new(&mut *root, pointers) };
             let found = walker.translate(x86_64::VirtAddr::new(addr.0));
             let TranslateResult::Mapped { frame, offset, flags } = found else {
@@ -137,7 +138,7 @@ mod arm {
 
     const FRAME_MASK: u64 = 0x0000_ffff_ffff_f000;
 
-    /// The flags of the other crate for `attributes`; the bits are its own.
+    /// The other crate's flags for `attributes`, whose bits it defines itself.
     fn theirs(attributes: Attributes) -> El1Attributes {
         let has = |permission| attributes.permissions.contains(permission);
         let when = |set: bool, flag: El1Attributes| if set { flag } else { El1Attributes::empty() };

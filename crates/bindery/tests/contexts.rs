@@ -2,8 +2,8 @@
 //!
 //! The crate's docs define three contexts ("Contexts"). A function's docs have a paragraph
 //! `Context: ` with one of them, before the first section (`# Errors`, `# Safety`); or its type,
-//! its trait, its module or one above has a section `# Context`, which then is true of all their
-//! functions. `testing` is left out, and so is what implements a trait.
+//! its trait, or a module around it has a section `# Context`, which applies to all functions
+//! there. `testing` and trait implementations are excluded.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 
@@ -106,7 +106,7 @@ fn missing(files: &[(String, String)]) -> Vec<String> {
     missing
 }
 
-/// Types by name: those that only the crate sees, and those with a section of their own.
+/// Types by name: those visible only in the crate, and those with their own section.
 #[derive(Default)]
 struct Types {
     private: HashSet<String>,
@@ -134,7 +134,7 @@ impl Types {
         }
     }
 
-    /// `bitflags!` has its types in tokens.
+    /// `bitflags!` contains its types as tokens.
     fn collect_flags(&mut self, item: &syn::ItemMacro) {
         if item.mac.path.segments.last().is_some_and(|segment| segment.ident == "bitflags") {
             let text = item.mac.tokens.to_string();
@@ -194,7 +194,7 @@ fn has_section(attributes: &[Attribute]) -> bool {
     docs(attributes).lines().any(|line| line.trim() == "# Context")
 }
 
-/// The lines of the docs, without the blank in front of each.
+/// The lines of the docs, without the leading space.
 fn docs(attributes: &[Attribute]) -> String {
     let lines = attributes.iter().filter_map(|attribute| {
         let Meta::NameValue(pair) = &attribute.meta else { return None };

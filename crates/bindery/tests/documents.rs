@@ -1,5 +1,5 @@
-//! The pages of the repository: their links lead somewhere, their figures are those of the
-//! committed tables, and the first page stays short.
+//! The repository's pages: links are valid, figures match the committed tables, and the first page
+//! is short.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 /// The maximum number of lines in README.
 const README_LINES: usize = 180;
-/// Lines that all committed tables have together.
+/// The maximum number of lines in all committed tables together.
 const TABLE_LINES: usize = 3_100;
 
-/// Figures in tables of a page that no committed table has, and why.
+/// Figures in page tables that no committed table contains, with the reason.
 const ELSEWHERE: &[(&str, &str)] = &[];
 
 fn root() -> PathBuf {
@@ -39,7 +39,7 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// The numbers of a text that have a separator of thousands: `1,234`.
+/// The numbers in a text that have a thousands separator: `1,234`.
 fn figures(text: &str) -> impl Iterator<Item = &str> {
     let part = |c: char| !(c.is_ascii_digit() || c == ',' || c == '.');
     text.split(part).map(|number| number.trim_matches([',', '.'])).filter(|number| {
@@ -147,7 +147,7 @@ fn the_committed_tables_are_the_latest_of_each() {
     }
 }
 
-/// Every page is in the order of reading.
+/// Every page is listed in the reading order.
 #[test]
 fn every_page_is_listed() {
     let list = read(&root().join("docs/README.md"));

@@ -1,7 +1,7 @@
-//! Folio locks and references whose guards go while the lock or the reference stays: the table in
-//! `docs/lock-order.md` names each place, and what ends the hand-over. And the names that a file
-//! needs to go past a type that has a rule: forgotten guards, entries of attributes that no mapping
-//! gave.
+//! Checks folio locks and references whose guards are consumed while the lock or the reference
+//! remains: the table in `docs/lock-order.md` names each place, and the end of each hand-over. Also
+//! checks the names by which a file could bypass a type that enforces a rule: forgotten guards, and
+//! entries with attributes that no mapping provided.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 
@@ -11,7 +11,7 @@ use std::path::Path;
 
 const HEADING: &str = "## Folio locks without a guard";
 
-/// Calls that take a guard away, or make one of what is held already.
+/// Calls that consume a guard, or create a guard for an existing hold.
 const CALLS: [&str; 8] = [
     "leave_to_batch",
     "leave_lock_to_batch",
@@ -26,7 +26,7 @@ const CALLS: [&str; 8] = [
 /// The calls themselves.
 const UNLISTED: [&str; 1] = ["folio/lock.rs"];
 
-/// The files that define guards which may be left: no other may forget a value.
+/// The files that define guards which may be left; no other file may forget a value.
 const GUARDS: [&str; 8] = [
     "folio/lock.rs",
     "folio/reference.rs",
@@ -38,8 +38,8 @@ const GUARDS: [&str; 8] = [
     "vmas/new_vma.rs",
 ];
 
-/// The names that make attributes or an entry of something else than a mapping's flags, and the
-/// file above the page tables that may.
+/// The names that create attributes or an entry from values other than a mapping's flags, and the
+/// file above the page tables that may use them.
 const UNGRANTED: [&str; 4] = ["page_entry(", "user_attributes(", "Attributes {", "EntryPolicy {"];
 const GRANTS: [&str; 2] = ["space/entry_policy.rs", "vma/attributes.rs"];
 
@@ -59,7 +59,7 @@ fn documented(page: &str) -> Places {
     .collect()
 }
 
-/// The names of `calls` that the source calls, its comments left out.
+/// The elements of `calls` that the source calls, ignoring its comments.
 fn calls_in<'a>(source: &str, calls: &[&'a str]) -> BTreeSet<&'a str> {
     let code = source.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code));
     let code: Vec<_> = code.collect();
@@ -127,13 +127,13 @@ fn entries_are_made_of_their_mappings_attributes() {
     assert_eq!(found, BTreeSet::from(GRANTS.map(str::to_owned)));
 }
 
-/// Whether the source makes attributes or entries that no mapping need have given.
+/// Whether the source creates attributes or entries that need not come from a mapping.
 fn makes_ungranted(source: &str) -> bool {
     source.lines().any(|line| {
         let code = line.split_once("//").map_or(line, |(code, _)| code);
         UNGRANTED.iter().any(|name| {
             code.split_once(name).is_some_and(|(before, _)| {
-                // Types that end in the name, their methods and results are not the name.
+                // Excludes types whose names end in this name, with their methods and results.
                 !before.ends_with(char::is_alphanumeric) && !before.trim_end().ends_with("->")
             })
         })

@@ -1,9 +1,9 @@
-//! Rules as types: a call without its lock, its purpose or its reclaim does not compile.
+//! Rules enforced by types: a call without its lock, its purpose or its reclaim does not compile.
 //!
-//! The files of `tests/violations` have the calls, right and wrong; they are modules of the crate,
-//! so that they can name private items. The right ones compile with the crate's tests. Here the
-//! crate is built with the wrong ones: the compiler's errors are those that the comments `//~ CODE`
-//! name, at their lines, and no others.
+//! The files of `tests/violations` contain correct and wrong calls; they are modules of the crate,
+//! so they can name private items. The correct calls compile with the crate's tests. Here the crate
+//! is built with the wrong calls: the compiler must report exactly the errors that the comments
+//! `//~ CODE` name, at their lines.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 

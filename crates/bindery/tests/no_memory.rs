@@ -1,7 +1,7 @@
-//! Lack of memory becomes a public error in one place only, after reclaim.
+//! Lack of memory is converted to a public error in only one place, after reclaim.
 //!
-//! `NoMemory` has no conversion into a public error, so `?` makes none. Only code that names the
-//! error itself could: this test knows all of it.
+//! `NoMemory` has no conversion to a public error, so `?` cannot convert it. Only code that names
+//! the error itself could; this test lists all such code.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 
@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::{env, fs};
 
-/// The files that name `OutOfMemory` of a public error, how often, and why no allocation there
-/// skips reclaim.
+/// The files that name `OutOfMemory` of a public error, the number of such lines, and the reason
+/// why no allocation there skips reclaim.
 const NAMED: &[(&str, usize, &str)] = &[
     ("error/errno.rs", 1, "the errno of it"),
     ("error/failure.rs", 3, "the errors themselves"),
@@ -43,7 +43,7 @@ fn only_reclaim_says_that_memory_ran_out() {
     assert_eq!(found, known);
 }
 
-/// Counts the lines that name the error, or make one without reclaim, without comments and tests.
+/// Counts the lines that name the error or create it without reclaim. Ignores comments and tests.
 fn count(root: &Path, folder: &Path, found: &mut BTreeMap<String, usize>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

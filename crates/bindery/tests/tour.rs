@@ -1,4 +1,4 @@
-//! `docs/tour.md` names files and functions; each must be where the page says.
+//! `docs/tour.md` names files and functions; each must be in the named place.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 

@@ -19,7 +19,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All `.rs` files under a folder, without those that builds make.
+/// All `.rs` files under a folder, except build output.
 fn sources(folder: &Path, found: &mut BTreeSet<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -45,11 +45,11 @@ fn is_root(file: &Path) -> bool {
     )
 }
 
-/// The modules that each file declares, whatever their `cfg`, from the roots on.
+/// The modules that each file declares, regardless of `cfg`, starting at the roots.
 struct Tree {
     compiled: BTreeSet<PathBuf>,
-    /// For each file, the children that have files of their own: name, and whether a product has
-    /// it.
+    /// For each file, the children with their own files: the name, and whether a product contains
+    /// the child.
     children: BTreeMap<PathBuf, Vec<(String, bool)>>,
     missing: Vec<String>,
 }
@@ -98,7 +98,7 @@ impl Tree {
 }
 
 impl Tree {
-    /// The modules in the folder of a file: a table may name what is in folders of its folder, too.
+    /// The modules in a file's folder. A table may also name files in its subfolders.
     fn names_below(&self, file: &Path) -> BTreeSet<&str> {
         let folder = file.parent().unwrap();
         let below = self.children.iter().filter(|(parent, _)| parent.starts_with(folder));
@@ -189,8 +189,8 @@ fn tables_of_files_name_every_file() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The table of `frame/meta.rs` names each bit of the metadata's state, and calls none spare that a
-/// constant uses.
+/// The table of `frame/meta.rs` names each bit of the metadata's state, and marks no bit as spare
+/// that a constant uses.
 #[test]
 fn frame_metadata_bits_match_the_constants() {
     let text = read(&crates().join("bindery/src/frame/meta.rs"));
@@ -262,15 +262,15 @@ fn rooms_of_unsafe_code(page: &str) -> BTreeSet<String> {
     files
 }
 
-/// Whether a line of code, not a comment, begins something unsafe.
+/// Whether a line of code, not a comment, begins an unsafe item or block.
 fn is_unsafe(line: &str) -> bool {
     let line = line.split_once("//").map_or(line, |(code, _)| code);
     let begins = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe trait", "unsafe extern"];
     begins.iter().any(|begin| line.contains(begin))
 }
 
-/// The compiler denies unsafe code outside of files that allow it; children of such a file inherit
-/// that, so the files are compared one by one.
+/// The compiler denies unsafe code outside files that allow it. Children of such a file inherit the
+/// permission, so the files are compared individually.
 #[test]
 fn unsafe_code_is_in_its_rooms() {
     let source = crates().join("bindery/src");
@@ -296,13 +296,13 @@ fn unsafe_code_is_in_its_rooms() {
     assert_eq!(allowed, used, "files that allow it, and those that have any");
 }
 
-/// The types that implement a trait, by any path, in the sources of a crate.
+/// The types that implement a trait, named by any path, in the sources of a crate.
 fn implementations(of: &str, folder: &Path) -> Vec<String> {
     let mut files = BTreeSet::new();
     sources(folder, &mut files);
     let mut found = Vec::new();
     for file in &files {
-        // As words: an implementation may be generic, and on several lines.
+        // Matched as words, because an implementation may be generic and span several lines.
         let text = read(file);
         let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
         let code: Vec<_> = code.flat_map(str::split_whitespace).collect();
@@ -312,7 +312,7 @@ fn implementations(of: &str, folder: &Path) -> Vec<String> {
                 found.push(pair[2].to_owned());
             }
         }
-        // A macro could implement it without the words.
+        // A macro could implement the trait without these words.
         let hidden = |line: &&str| line.contains(of) && line.contains('$');
         assert_eq!(text.lines().find(hidden), None, "{}", file.display());
     }
@@ -365,7 +365,7 @@ fn tests_of(text: &str) -> Vec<&str> {
     names
 }
 
-/// A longer name contains what belongs into the comment above it.
+/// The content of a longer name belongs in the comment above it.
 #[test]
 fn test_names_have_at_most_eight_words() {
     let (all, _) = tree();
@@ -403,10 +403,10 @@ fn types_of(text: &str) -> Vec<&str> {
     names
 }
 
-/// A reader who searches for a name finds one type.
+/// A search for a name finds only one type.
 #[test]
 fn each_type_of_the_core_has_one_name() {
-    /// A build has one of two: with a feature and without it.
+    /// A build contains one of two types: one with a feature, the other without it.
     const TWINS: [&str; 4] = ["Built", "CompressedStore", "Handle", "StorePart"];
     let source = crates().join("bindery/src");
     let mut all = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Addresses, frames and ranges: one type for each thing that is easily confused.
+//! Addresses, frames and ranges, with a separate type for each easily confused quantity.
 //!
 //! | type | what it is | unit |
 //! |---|---|---|
@@ -10,7 +10,7 @@
 //! | [`Order`] | the size of a block of frames | base-2 logarithm of pages |
 //!
 //! # Context
-//! All functions only compute. Context: any.
+//! All functions are pure. Context: any.
 
 mod order;
 mod page_range;
@@ -106,8 +106,8 @@ macro_rules! address_arithmetic {
     };
 }
 
-/// A virtual address in bytes. It may hold any value: a system call passes on the program's value,
-/// and the operation that receives it refuses invalid ones.
+/// A virtual address in bytes. Any value is permitted: a system call passes the program's value,
+/// and the operation that receives it refuses invalid values.
 ///
 /// ```
 /// use bindery::addr::{PAGE_SIZE, VirtAddr};
@@ -299,7 +299,7 @@ impl VirtRange {
         self.len() >> PAGE_SHIFT
     }
 
-    /// The addresses of the whole base pages from the range's start on, in rising order.
+    /// The addresses of the whole base pages from the range's start on, in ascending order.
     pub fn each_page(self) -> impl Iterator<Item = VirtAddr> + use<> {
         (0..self.pages()).map(move |page| VirtAddr(self.start.0 + (page << PAGE_SHIFT)))
     }

@@ -40,7 +40,7 @@ impl Order {
         page >> self.0 << self.0
     }
 
-    /// The next larger order: two blocks of this one.
+    /// The next larger order: two blocks of this order.
     #[inline]
     pub const fn above(self) -> Self {
         Self(self.0 + 1)
@@ -90,7 +90,7 @@ impl Orders {
         Self((2 << largest.0) - 1)
     }
 
-    /// The set as bits, bit n for order n, and back.
+    /// Converts the set to bits, bit n for order n, and back.
     #[inline]
     pub(crate) const fn bits(self) -> u16 {
         self.0

@@ -6,8 +6,8 @@
 //!
 //! The manual counts levels from the root: its level 0 is level 4 here, its level 3 is level 1.
 //!
-//! The MMU reads two bits together as the state of a page (D8.5, "dirty state"). Software has a
-//! third:
+//! The MMU interprets two bits together as the state of a page (D8.5, "dirty state"). Software adds
+//! a third:
 //!
 //! | DBM | AP\[2\] (read-only) | saved dirty | the page is |
 //! |---|---|---|---|
@@ -27,16 +27,16 @@ const VALID: u64 = 1 << 0;
 const TABLE_OR_PAGE: u64 = 1 << 1;
 /// Index into `MAIR_EL1`: the memory type.
 const ATTRIBUTE_INDEX: u64 = 0b111 << 2;
-/// AP\[1\]: EL0 may access it.
+/// AP\[1\]: EL0 may access the page.
 const USER: u64 = 1 << 6;
 /// AP\[2\]: a write faults; inverted dirty if [`DBM`] is set.
 const READ_ONLY: u64 = 1 << 7;
-/// Shareability: inner shareable, so that all CPUs see one memory.
+/// Shareability: inner shareable, so that all CPUs have a coherent view of memory.
 const INNER_SHAREABLE: u64 = 0b11 << 8;
 const ACCESSED: u64 = 1 << 10;
 /// nG: the translation belongs to one ASID.
 const NOT_GLOBAL: u64 = 1 << 11;
-/// GP: an indirect branch from EL0 into the page must meet a landing pad (FEAT_BTI).
+/// GP: an indirect branch from EL0 into the page must land on a landing pad (FEAT_BTI).
 const GUARDED: u64 = 1 << 50;
 /// Dirty bit modifier: the MMU may clear [`READ_ONLY`]. The core uses it to mean that the page is
 /// writable.
@@ -46,8 +46,8 @@ const CONTIGUOUS: u64 = 1 << 52;
 const PXN: u64 = 1 << 53;
 /// Execute-never at EL0.
 const UXN: u64 = 1 << 54;
-// Bits 55 to 58 are left to software.
-/// Dirty, while the page is not writable: [`READ_ONLY`] then means only that.
+// Bits 55 to 58 are available to software.
+/// Dirty, while the page is not writable: [`READ_ONLY`] then only means read-only.
 const SAVED_DIRTY: u64 = 1 << 55;
 const SOFT_DIRTY: u64 = 1 << 56;
 const USERFAULT: u64 = 1 << 58;
@@ -87,7 +87,7 @@ pub struct AArch64;
 impl Arch for AArch64 {
     const NAME: &'static str = "aarch64";
     const LEVELS: u8 = 4;
-    // The whole lower half: TTBR0 has 48 bits of its own.
+    // The whole lower half: TTBR0 translates 48 bits.
     const USER_END: u64 = 1 << 48;
     const CONTIG_ENTRIES: u32 = 16;
     const LARGEST_CONTIG_LEVEL: Level<Self> = Level::PMD;
@@ -140,7 +140,7 @@ impl Arch for AArch64 {
 
     #[inline]
     fn compare_mask(equal: Equal) -> u64 {
-        // Without DBM, AP[2] is always set, so dropping it loses nothing.
+        // Without DBM, AP[2] is always set, so dropping it loses no information.
         let mut mask = !(ACCESSED | READ_ONLY | SAVED_DIRTY | DBM | SOFT_DIRTY);
         if equal.contains(Equal::WRITABLE) {
             mask |= DBM;
@@ -285,8 +285,8 @@ impl AArch64 {
     /// that the MMU never changes it. `permissions` has no [`Permissions::USER`]; `frame` is
     /// aligned to the level's size. The empty entry if `permissions` allows nothing.
     ///
-    /// A constant of constant arguments: code that runs before the MMU is on adds a frame's address
-    /// to the leaf of frame 0.
+    /// A constant expression for constant arguments. Code that runs before the MMU is on adds a
+    /// frame's address to the leaf of frame 0.
     ///
     /// # Examples
     /// ```

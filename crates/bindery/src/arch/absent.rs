@@ -19,7 +19,7 @@ const MARKER: u64 = 2 << KIND_SHIFT;
 const HIDDEN: u64 = 3 << KIND_SHIFT;
 pub(crate) const SOFT_DIRTY: u64 = 1 << 3;
 pub(crate) const USERFAULT: u64 = 1 << 4;
-/// Swap entries: exclusive. ProtNone leaves: dirty.
+/// In swap entries: exclusive. In ProtNone leaves: dirty.
 const EXCLUSIVE: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 5;
 pub(crate) const ACCESSED: u64 = 1 << 6;
@@ -52,22 +52,22 @@ pub enum Absent {
         /// A userfaultfd write-protected the page.
         userfault: bool,
     },
-    /// No page, but a state to remember.
+    /// No page, but a recorded state.
     Marker(Marker),
-    /// A page mapped with no permission (`PROT_NONE`): its folio counts it as mapped, but the MMU
-    /// sees nothing.
+    /// A page mapped without permissions (`PROT_NONE`): its folio counts the page as mapped, but
+    /// the MMU does not see it.
     ProtNone {
         /// The page's frame.
         frame: Frame,
-        /// It was used before it was `PROT_NONE`.
+        /// The page was accessed before it became `PROT_NONE`.
         accessed: bool,
-        /// It was written before it was `PROT_NONE`.
+        /// The page was written before it became `PROT_NONE`.
         dirty: bool,
         /// The page was written since soft-dirty was last cleared.
         soft_dirty: bool,
         /// A userfaultfd write-protected the page.
         userfault: bool,
-        /// The memory type that its leaf has.
+        /// The memory type of the page's leaf.
         memory: MemoryType,
     },
 }
@@ -91,7 +91,7 @@ const fn flag(set: bool, bit: u64) -> u64 {
 /// blanket implementation for every [`Arch`].
 pub trait AbsentFormat: Arch {
     /// The entry for `absent`. Bits that do not fit (a slot of 2^38 or more, a device above 31) are
-    /// cut off: callers allocate slots below those bounds.
+    /// truncated; callers allocate slots below those bounds.
     fn encode_absent(absent: Absent) -> Entry {
         let plain = match absent {
             Absent::Swap { device, slot, exclusive, soft_dirty, userfault } => {
@@ -122,8 +122,8 @@ pub trait AbsentFormat: Arch {
         Entry(plain ^ Self::ABSENT_FLIP)
     }
 
-    /// The `PROT_NONE` entry of a page, which keeps all of `attributes` but permissions and key:
-    /// the mapping has those.
+    /// The `PROT_NONE` entry of a page, which preserves all of `attributes` except permissions and
+    /// key, because the mapping has those.
     fn encode_prot_none(frame: Frame, attributes: Attributes) -> Entry {
         let Attributes { accessed, dirty, soft_dirty, userfault, memory, .. } = attributes;
         Self::encode_absent(Absent::ProtNone {
@@ -137,7 +137,7 @@ pub trait AbsentFormat: Arch {
     }
 
     /// Decodes the absent `entry`; `None` for a bit pattern that [`AbsentFormat::encode_absent`]
-    /// never makes (the auditor reports it).
+    /// never produces (the auditor reports such an entry).
     fn decode_absent(entry: Entry) -> Option<Absent> {
         let plain = entry.0 ^ Self::ABSENT_FLIP;
         let soft_dirty = plain & SOFT_DIRTY != 0;
@@ -145,7 +145,7 @@ pub trait AbsentFormat: Arch {
         let number = (plain & TYPE_MASK) >> TYPE_SHIFT;
         let offset = |bits: u32| ((1 << bits) - 1) << OFFSET_SHIFT;
         let (absent, used) = match plain & KIND_MASK {
-            // Without the feature no such entry is made.
+            // Without the feature, no such entry exists.
             SWAP if cfg!(feature = "swap") => {
                 let swap = Absent::Swap {
                     device: number as u8,
@@ -179,7 +179,7 @@ pub trait AbsentFormat: Arch {
             }
             _ => return None,
         };
-        // A stray bit anywhere else is a corrupted entry too.
+        // A stray bit anywhere else also means a corrupted entry.
         (plain & !(KIND_MASK | used) == 0).then_some(absent)
     }
 

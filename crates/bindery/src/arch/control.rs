@@ -1,6 +1,5 @@
-//! Control bits of the processor on which the page tables depend: the bit that explains an
-//! observation of a self-test ([`crate::check::machine`]), and the values that the registers must
-//! have.
+//! Control bits of the processor on which page tables depend: the bit that explains a symptom in
+//! the self-test ([`crate::check::machine`]), and the required register values.
 
 use core::fmt;
 
@@ -31,19 +30,19 @@ pub enum Symptom {
     ExecuteOnlyRead,
     /// A load faulted in a contiguous run of entries, or reached another frame of it.
     ContiguousFaulted,
-    /// A load faulted on memory of another type than normal.
+    /// A load faulted on memory of a type other than normal.
     MemoryTypeFaulted,
-    /// The kernel loaded from a page of user mode outside of a user copy.
+    /// The kernel loaded from a user-mode page outside a user copy.
     UserPageRead,
-    /// The kernel fetched an instruction from a page of user mode.
+    /// The kernel fetched an instruction from a user-mode page.
     UserPageExecuted,
-    /// A copy from or to user mode faulted on a page that is mapped and allows it.
+    /// A copy from or to user mode faulted on a page that is mapped and allows the copy.
     UserCopyFaulted,
     /// A load faulted because the entry's accessed bit was clear.
     AccessedFaulted,
     /// A store faulted because the entry's dirty bit was clear.
     DirtyFaulted,
-    /// A store reached another frame than [`crate::Platform::direct_map`] shows.
+    /// A store reached a frame other than the one that [`crate::Platform::direct_map`] returns.
     OtherFrame,
     /// A control register holds a wrong value.
     Register,
@@ -79,9 +78,9 @@ impl fmt::Display for Symptom {
 /// A control bit: its name, its required value, and the manual that explains it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct ControlBit {
-    /// Register and bit, as the manual writes them.
+    /// Register and bit, as named in the manual.
     pub name: &'static str,
-    /// The value that it needs.
+    /// The required value.
     pub needed: Needed,
     /// The manual and its section.
     pub manual: &'static str,
@@ -108,7 +107,7 @@ impl fmt::Display for ControlBit {
     }
 }
 
-/// The value that a control bit needs.
+/// The required value of a control bit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Needed {
     /// 1.
@@ -128,7 +127,7 @@ pub enum Severity {
     BrokenWithKeys,
     /// Correct, but with more faults or more TLB misses.
     Slow,
-    /// Correct, but a defect of the kernel is not caught.
+    /// Correct, but a kernel defect is not caught.
     Unprotected,
 }
 
@@ -165,7 +164,7 @@ pub struct RegisterRule {
     pub value: u64,
     /// The name of the bits.
     pub bit: ControlBit,
-    /// The effect of another value.
+    /// The effect of a wrong value.
     pub severity: Severity,
 }
 

@@ -25,7 +25,7 @@ impl EntryIndex {
     /// The index of a table's first entry.
     pub const FIRST: Self = Self(0);
 
-    /// The index of this number.
+    /// The index with this number.
     #[inline]
     pub const fn new(number: u32) -> Self {
         Self(number)
@@ -64,7 +64,7 @@ impl EntryIndex {
         (0..A::ENTRIES).map(Self)
     }
 
-    /// This index and those after it, `count` in all.
+    /// This index and the following indexes, `count` in total.
     #[inline]
     pub(crate) fn stretch(
         self,
@@ -79,13 +79,13 @@ impl EntryIndex {
         A::ENTRIES - self.0
     }
 
-    /// The number of entries before it in its aligned stretch of `size`, a power of two.
+    /// The number of entries before this one in its aligned stretch of `size`, a power of two.
     #[inline]
     pub(crate) const fn offset_in(self, size: u32) -> u32 {
         self.0 & (size - 1)
     }
 
-    /// The start of its aligned stretch of `size`, a power of two.
+    /// The start of the index's aligned stretch of `size`, a power of two.
     #[inline]
     pub(crate) const fn align_down(self, size: u32) -> Self {
         Self(self.0 & !(size - 1))

@@ -4,7 +4,7 @@
 //! thread's rights to the memory of each key in a CPU register (x86-64: PKRU), without a system
 //! call or a change of entries.
 
-/// The number of a key. Mappings are made with key 0, which always exists.
+/// The number of a key. New mappings have key 0, which always exists.
 ///
 /// ```
 /// use bindery::arch::ProtectionKey;
@@ -26,22 +26,23 @@ impl ProtectionKey {
         if number < Self::COUNT { Some(Self(number)) } else { None }
     }
 
-    /// The key whose number is in the lowest four bits.
+    /// The key whose number is the lowest four bits.
     #[inline]
     pub(crate) const fn truncated(bits: u64) -> Self {
         Self(bits as u8 & (Self::COUNT - 1))
     }
 
-    /// Its number.
+    /// The key's number.
     #[inline]
     pub const fn number(self) -> u8 {
         self.0
     }
 }
 
-/// The accesses that a thread must not make to the memory of each key: two bits for each, from key
-/// 0 on. The lower bit forbids loads and stores (`PKEY_DISABLE_ACCESS`), the upper one stores
-/// (`PKEY_DISABLE_WRITE`). That is the format of x86-64's PKRU. Keys do not restrict fetches.
+/// The accesses that a thread must not make to the memory of each key: two bits for each key, from
+/// key 0 on. The lower bit forbids loads and stores (`PKEY_DISABLE_ACCESS`), the upper bit forbids
+/// stores (`PKEY_DISABLE_WRITE`). This is the format of x86-64's PKRU. Keys do not restrict
+/// fetches.
 ///
 /// ```
 /// use bindery::arch::{KeyRights, ProtectionKey};
@@ -69,7 +70,7 @@ impl KeyRights {
         self.0 >> (2 * key.0) & 3 == 0
     }
 
-    /// The same with other rights to one key: `forbidden` is its two bits.
+    /// The same rights with those to one key replaced: `forbidden` is the key's two bits.
     #[inline]
     #[must_use]
     pub const fn with(self, key: ProtectionKey, forbidden: u32) -> Self {

@@ -28,16 +28,16 @@ pub struct Level<A> {
 }
 
 impl<A> Level<A> {
-    /// No level: below them all.
+    /// No level, below all levels.
     pub const NONE: Self = Self::new(0);
     /// Tables of base pages, level 1 (Arm: level 3).
     pub const PTE: Self = Self::new(1);
     /// The level above, of 2 MiB an entry on most architectures (Arm: level 2).
     pub const PMD: Self = Self::new(2);
-    /// The next, of 1 GiB an entry on most architectures (Arm: level 1).
+    /// The level of 1 GiB an entry on most architectures (Arm: level 1).
     pub const PUD: Self = Self::new(3);
 
-    /// The level of this number: 1 has base pages, [`Arch::LEVELS`] is the root.
+    /// The level with this number: 1 for base pages, [`Arch::LEVELS`] for the root.
     #[inline]
     pub const fn new(number: u8) -> Self {
         Self { number, arch: PhantomData }
@@ -67,7 +67,7 @@ impl<A> Level<A> {
         (self.number - lower.number) as u64
     }
 
-    /// The levels from this one up to `highest`, in rising order.
+    /// The levels from this one up to `highest`, in ascending order.
     #[inline]
     pub fn up_to(self, highest: Self) -> impl DoubleEndedIterator<Item = Self> + Clone {
         (self.number..=highest.number).map(Self::new)

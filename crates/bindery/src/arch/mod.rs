@@ -3,10 +3,10 @@
 //! No function here reads or writes memory or executes a special instruction, so all formats are
 //! compiled and tested on every host. **To add an architecture, write one file with one `impl
 //! Arch`**, list it below, and give the hosted machine a walker for it. No other code of this crate
-//! knows a bit of any entry.
+//! depends on the bits of an entry.
 //!
-//! Levels count from the leaf. Level 1 has base pages, level 2 (Linux: PMD) entries of 2 MiB, level
-//! 3 (PUD) entries of 1 GiB, and so on up to [`Arch::LEVELS`], the root.
+//! Levels are numbered from the leaf. Level 1 has base pages, level 2 (Linux: PMD) entries of 2
+//! MiB, level 3 (PUD) entries of 1 GiB, and so on up to [`Arch::LEVELS`], the root.
 //!
 //! ```text
 //! VA 0x4000_0000            0x4001_0000                         0x4020_0000
@@ -19,12 +19,13 @@
 //! format of absent entries is the same everywhere, see [`absent`].
 //!
 //! A *contiguous run* is [`Arch::CONTIG_ENTRIES`] level-1 entries that the MMU may cache as one
-//! (AArch64's contiguous bit, RISC-V's Svnapot; Linux: contpte). In memory its entries differ from
-//! those of single pages. [`Arch::set_contig`] and [`Arch::clear_contig`] translate, and all other
-//! functions take entries without it.
+//! (AArch64's contiguous bit, RISC-V's Svnapot; Linux: contpte). In memory, the entries of a
+//! contiguous run differ from those of single pages. [`Arch::set_contig`] and
+//! [`Arch::clear_contig`] convert between the two, and all other functions take entries without the
+//! contiguous bit.
 //!
 //! # Context
-//! All functions only compute. Context: any.
+//! All functions are pure. Context: any.
 
 mod aarch64;
 pub mod absent;
@@ -67,17 +68,18 @@ bitflags! {
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct Permissions: u8 {
-        /// Loads. The other two imply them on architectures that cannot express less.
+        /// Loads. On architectures that cannot express stores or fetches separately, these imply
+        /// loads.
         const READ = 1 << 0;
         /// Stores.
         const WRITE = 1 << 1;
         /// Instruction fetches.
         const EXECUTE = 1 << 2;
-        /// User mode may use the leaf; without this bit only the kernel may.
+        /// Whether user mode may use the leaf; without this bit, only the kernel may.
         const USER = 1 << 3;
-        /// With [`Permissions::EXECUTE`]: an indirect branch into the page must meet a landing pad
-        /// (the guarded page of AArch64's FEAT_BTI). No effect without it, or if [`Arch::BTI`] is
-        /// false.
+        /// With [`Permissions::EXECUTE`]: an indirect branch into the page must land on a landing
+        /// pad (the guarded page of AArch64's FEAT_BTI). No effect without
+        /// [`Permissions::EXECUTE`], or if [`Arch::BTI`] is false.
         const BTI = 1 << 4;
     }
 }
@@ -88,7 +90,7 @@ impl Permissions {
 }
 
 bitflags! {
-    /// Attributes in which the entries of a run must agree, besides those that always count
+    /// Attributes in which the entries of a run must agree, besides those that must always agree
     /// (frame order, permissions other than write, the userfault bit).
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct Equal: u8 {
@@ -96,12 +98,12 @@ bitflags! {
         const WRITABLE = 1 << 0;
         /// The soft-dirty bit.
         const SOFT_DIRTY = 1 << 1;
-        /// Only attributes count: the frames may be any.
+        /// Compares only attributes: the frames may differ arbitrarily.
         const ANY_FRAMES = 1 << 2;
     }
 }
 
-/// Everything in a leaf but its frame.
+/// All properties of a leaf except its frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Attributes {
     /// The accesses that the entry allows.
@@ -116,7 +118,8 @@ pub struct Attributes {
     pub userfault: bool,
     /// The page's protection key. Always key 0 if entries have none ([`Arch::PROTECTION_KEYS`]).
     pub key: ProtectionKey,
-    /// The memory type. Every change of a leaf keeps it, also one to `PROT_NONE` and back.
+    /// The memory type. Every change of a leaf preserves the type, including a change to
+    /// `PROT_NONE` and back.
     pub memory: MemoryType,
 }
 
@@ -151,14 +154,14 @@ pub enum MemoryType {
     /// Memory: cached, written back.
     #[default]
     Normal,
-    /// Cached for loads; stores go to memory at once.
+    /// Cached for loads; stores are written through to memory at once.
     WriteThrough,
     /// Not cached; stores may be merged and delayed (frame buffers).
     WriteCombining,
-    /// Not cached. Accesses are made one by one in program order, and a store is finished when the
-    /// device has it.
+    /// Not cached. Accesses occur one by one in program order, and a store completes when it has
+    /// reached the device.
     Uncached,
-    /// A device's registers: like [`MemoryType::Uncached`], but a store may be finished early.
+    /// A device's registers: like [`MemoryType::Uncached`], but a store may complete early.
     /// Architectures without that difference use `Uncached`.
     Device,
 }
@@ -168,7 +171,7 @@ impl MemoryType {
     pub const ALL: [Self; 5] =
         [Self::Normal, Self::WriteThrough, Self::WriteCombining, Self::Uncached, Self::Device];
 
-    /// The type's place in [`MemoryType::ALL`].
+    /// The type's index in [`MemoryType::ALL`].
     const fn number(self) -> u64 {
         self as u64
     }
@@ -244,7 +247,7 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     /// 1; the kernel's, at each.
     const LARGEST_CONTIG_LEVEL: Level<Self> =
         if Self::CONTIG_ENTRIES > 1 { Level::PTE } else { Level::NONE };
-    /// The MMU may cache invalid entries, so that a new entry is certain to be seen only after an
+    /// The MMU may cache invalid entries, so a new entry is certain to be seen only after an
     /// invalidation (RISC-V privileged specification 1.12, section 4.2.1 `SFENCE.VMA`).
     const INVALID_MAY_BE_CACHED: bool = false;
     /// A page fault removes the TLB entries of its CPU for the address. So a changed entry that
@@ -275,15 +278,15 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     /// The userfault write-protect bit of a leaf.
     const USERFAULT: u64;
     /// A test for the most frequent saturated leaf, accessed and dirty: the bits to test, and their
-    /// values. It implies [`Arch::is_saturated`]; not all saturated leaves match.
+    /// values. A match implies [`Arch::is_saturated`], but not all saturated leaves match.
     const SATURATED: Saturated;
 
     /// An entry that points to the table in `frame`.
     fn table(frame: Frame) -> Entry;
 
     /// A leaf at `level` for `frame`, which is aligned to the level's size. Only
-    /// [`Arch::page_entry`] calls it: the type of the attributes guarantees that they allow some
-    /// access.
+    /// [`Arch::page_entry`] calls this function, and the type of the attributes guarantees that
+    /// they allow some access.
     fn leaf(frame: Frame, level: Level<Self>, attributes: LeafAttributes) -> Entry;
 
     /// The entry at `level` for the page or pages of `frame`, which is aligned to the level's size:
@@ -319,7 +322,7 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
 
     /// `into` with the accessed and dirty state of a run of leaves merged in: `any` has the bits
     /// set in at least one of them, `all` those set in every one. (Two instructions for each entry
-    /// of the run; the architecture knows which of the two it needs.)
+    /// of the run; the architecture chooses the one that it needs.)
     fn gather_run(into: Entry, any: u64, all: u64) -> Entry;
 
     /// `into` with the accessed and dirty state of `from` merged in.
@@ -355,14 +358,15 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
         false
     }
 
-    /// The entry at `index` of a table as part of a contiguous run. Takes a leaf without it.
+    /// The entry at `index` of a table as part of a contiguous run. Takes a leaf without the
+    /// contiguous bit.
     #[inline]
     fn set_contig(entry: Entry, _index: EntryIndex) -> Entry {
         entry
     }
 
     /// The leaf at `index` of a level-1 table as a single page. Takes an entry as it is in memory;
-    /// one outside of contiguous runs is returned unchanged.
+    /// an entry outside contiguous runs is returned unchanged.
     #[inline]
     fn clear_contig(entry: Entry, _index: EntryIndex) -> Entry {
         entry
@@ -419,22 +423,23 @@ pub struct Saturated {
 }
 
 impl Saturated {
-    /// A saturated leaf with `bits` set besides.
+    /// A saturated leaf with `bits` also set.
     pub(crate) const fn with(self, bits: u64) -> Self {
         Self { mask: self.mask | bits, value: self.value | bits }
     }
 
-    /// Whether the entry is such a leaf. Takes an entry of level 1 as it is in memory.
+    /// Whether the entry is a saturated leaf of this kind. Takes an entry of level 1 as it is in
+    /// memory.
     #[inline]
     pub const fn is(self, entry: Entry) -> bool {
         entry.0 & self.mask == self.value
     }
 
-    /// Whether all entries are.
+    /// Whether all entries are such leaves.
     #[inline]
     pub fn are<const N: usize>(self, entries: [Entry; N]) -> bool {
-        // Tests set and clear bits separately: if no bit must be clear, as on x86-64, one
-        // instruction for each entry is left.
+        // Tests set and clear bits separately: if no bit must be clear, as on x86-64, only one
+        // instruction remains for each entry.
         let clear = self.mask & !self.value;
         let (all, any) =
             entries.iter().fold((u64::MAX, 0), |(all, any), entry| (all & entry.0, any | entry.0));
@@ -442,11 +447,11 @@ impl Saturated {
     }
 }
 
-/// Whether a write follows at once after the write permission.
+/// Whether a write immediately follows the grant of write permission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Write {
-    /// The write follows now: record it.
+    /// The write follows immediately, so it is recorded now.
     Now,
-    /// A write may follow later: the MMU will record it.
+    /// A write may follow later, and the MMU will record it.
     Later,
 }

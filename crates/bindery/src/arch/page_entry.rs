@@ -1,15 +1,15 @@
-//! The entry of a page: the one place that decides between a leaf and a `PROT_NONE` entry.
+//! The entry of a page. Only this file decides between a leaf and a `PROT_NONE` entry.
 //!
-//! A leaf that allows nothing cannot be encoded. On x86-64 and AArch64 its bits are those of a
-//! readable page. On RISC-V they are those of a table, whose entries would be the bytes of the
-//! page. So a format makes a leaf only from [`LeafAttributes`], which allow some access, and only
-//! [`Arch::page_entry`] makes those for a mapping of a program.
+//! A leaf that allows no access cannot be encoded. On x86-64 and AArch64, its bits would be those
+//! of a readable page. On RISC-V, they would be those of a table whose entries are the bytes of the
+//! page. So a format builds a leaf only from [`LeafAttributes`], which allow some access, and for
+//! program mappings only [`Arch::page_entry`] builds these attributes.
 
 use super::{AbsentFormat, Arch, Attributes, Entry, Level, Permissions};
 use crate::addr::Frame;
 
-/// The attributes of a leaf that allows loads, stores or fetches. [`Arch::page_entry`] makes them
-/// from [`Attributes`] that do; its callers never see one.
+/// The attributes of a leaf that allows loads, stores or fetches. [`Arch::page_entry`] builds this
+/// value from [`Attributes`] that allow an access; its callers never see the value.
 ///
 /// # Context
 /// Context: any.
@@ -38,7 +38,7 @@ impl LeafAttributes {
         Self::new(Attributes::of_kernel(permissions))
     }
 
-    /// The attributes.
+    /// The attributes as a plain value.
     #[inline(always)]
     pub const fn get(self) -> Attributes {
         self.0

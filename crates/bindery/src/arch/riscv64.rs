@@ -7,8 +7,8 @@
 //! N   0           frame (PPN)           userfault  soft-dirty  D  A  G  U  X  W  R  V
 //! ```
 //!
-//! Both bits that the format leaves to software (RSW) are in use. Linux uses one of them for
-//! "special" leaves, which have no folio. Here the leaf's frame shows it.
+//! Both bits that the format leaves to software (RSW) are used. Linux uses one of them for
+//! "special" leaves, which have no folio. Here, the leaf's frame identifies such leaves.
 
 use super::{
     Arch, Attributes, ControlBit, Entry, EntryIndex, Equal, LeafAttributes, Level, MemoryType,
@@ -18,7 +18,7 @@ use crate::addr::Frame;
 
 const VALID: u64 = 1 << 0;
 const READ: u64 = 1 << 1;
-/// Set without [`READ`] is reserved.
+/// Reserved without [`READ`].
 const WRITE: u64 = 1 << 2;
 const EXECUTE: u64 = 1 << 3;
 const USER: u64 = 1 << 4;
@@ -36,7 +36,7 @@ const DEVICE: u64 = 1 << 62;
 const NAPOT: u64 = 1 << 63;
 const FRAME_SHIFT: u32 = 10;
 const FRAME_MASK: u64 = 0x003f_ffff_ffff_fc00;
-/// An entry with any of these is a leaf.
+/// An entry with any of these bits is a leaf.
 const LEAF: u64 = READ | WRITE | EXECUTE;
 
 const CONTIG_ENTRIES: u32 = 16;
@@ -71,8 +71,8 @@ const NAPOT_EXTENSION: ControlBit = ControlBit::set(
 /// record them.
 ///
 /// Memory that is not normal ([`MemoryType`]) needs Svpbmt (its chapter in the privileged
-/// specification); without it only the physical address decides, and kernels map everything as
-/// normal memory. Write-through does not exist.
+/// specification); without Svpbmt, only the physical address determines the type, and kernels map
+/// all memory as normal. Write-through does not exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Riscv64<const LEVELS: u8>;
 
@@ -82,7 +82,7 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
         assert!(LEVELS == 3 || LEVELS == 4, "RISC-V has three levels (Sv39) or four (Sv48)");
         LEVELS
     };
-    // The lower half; addresses beyond must repeat the topmost bit.
+    // The lower half; higher addresses must repeat the topmost bit.
     const USER_END: u64 = 1 << (12 + 9 * LEVELS as u32 - 1);
     const CONTIG_ENTRIES: u32 = CONTIG_ENTRIES;
     const INVALID_MAY_BE_CACHED: bool = true;
@@ -162,7 +162,7 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
 
     #[inline]
     fn make_writable(entry: Entry, write: Write) -> Entry {
-        // An execute-only page becomes readable too: a writable page must be.
+        // An execute-only page also becomes readable, because a writable page must be readable.
         let bits = entry.0 | READ | WRITE;
         match write {
             Write::Now => Entry(bits | ACCESSED | DIRTY | SOFT_DIRTY),
@@ -219,10 +219,10 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
     }
 
     fn needs_break(old: Entry, new: Entry, level: Level<Self>) -> bool {
-        // Permissions need no break: until the fence, a hart may use the old ones or the new ones,
-        // inside a NAPOT region too. Two translations to different memory, of different sizes
-        // (chapter 5 for NAPOT) or of different scope need one: a hart may use either, and
-        // alternate between them.
+        // A change of permissions needs no break-before-make: until the fence, a hart may use the
+        // old or the new permissions, even inside a NAPOT region. Translations to different memory,
+        // of different sizes (chapter 5 for NAPOT) or of different scope need it, because a hart
+        // may use either and alternate between them.
         let changed = (old.0 ^ new.0) & (FRAME_MASK | NAPOT | GLOBAL);
         let resized = Self::is_table(old, level) != Self::is_table(new, level);
         old.0 & new.0 & VALID != 0 && (changed != 0 || resized)
@@ -260,8 +260,9 @@ impl<const LEVELS: u8> Riscv64<LEVELS> {
     /// that the MMU never changes it. `permissions` has no [`Permissions::USER`]; `frame` is
     /// aligned to the level's size. The empty entry if `permissions` allows nothing.
     ///
-    /// A constant of constant arguments: code that runs before the MMU is on adds a frame's address
-    /// to the leaf of frame 0. Write-through memory does not exist, and becomes uncached.
+    /// A constant expression for constant arguments. Code that runs before the MMU is on adds a
+    /// frame's address to the leaf of frame 0. Write-through memory does not exist and becomes
+    /// uncached.
     ///
     /// # Examples
     /// ```
@@ -331,7 +332,7 @@ const fn leaf_bits<A>(frame: Frame, _level: Level<A>, attributes: LeafAttributes
     bits
 }
 
-/// Write-through does not exist; uncached memory serves its users too.
+/// Write-through does not exist; uncached memory is used instead.
 const fn memory_bits(memory: MemoryType) -> u64 {
     match memory {
         MemoryType::Normal => 0,

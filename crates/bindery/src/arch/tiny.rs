@@ -1,5 +1,5 @@
 //! A tiny imaginary architecture for exhaustive tests: three levels of four entries, 64 pages in
-//! all. So every sequence of operations up to some depth can be tried.
+//! all. Its size permits tests of every sequence of operations up to some depth.
 //!
 //! ```text
 //! level 3 | 64 KiB   | 64 KiB   | 64 KiB   | 64 KiB   |   tables only
@@ -7,9 +7,9 @@
 //! level 1 | 4 KiB x 4, contiguous runs of two |           leaves
 //! ```
 //!
-//! It keeps the difficult traits of the real ones: contiguous runs and break-before-make as on
-//! AArch64 (a hosted MMU may cache a whole run, and misbehaves after the same changes), dirty and
-//! accessed bits set by hardware, global kernel pages.
+//! It retains the difficult properties of the real architectures: contiguous runs and
+//! break-before-make as on AArch64 (a hosted MMU may cache a whole run, and misbehaves after the
+//! same changes), dirty and accessed bits set by hardware, global kernel pages.
 
 use super::{
     Arch, Attributes, Entry, EntryIndex, Equal, LeafAttributes, Level, MemoryType, Permissions,

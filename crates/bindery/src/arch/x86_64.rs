@@ -22,13 +22,13 @@ const GLOBAL: u64 = 1 << 8;
 const USERFAULT: u64 = 1 << 10;
 const SOFT_DIRTY: u64 = 1 << 11;
 /// Dirty, while the entry is not writable. An entry that is dirty and not writable would be a
-/// shadow-stack page (SDM section 4.6), so write protection keeps dirty here.
+/// shadow-stack page (SDM section 4.6), so write protection saves the dirty state here.
 const SAVED_DIRTY: u64 = 1 << 58;
 /// The position of the four protection-key bits in leaves, which have an effect if CR4.PKE is set.
 const KEY_SHIFT: u32 = 59;
 const NO_EXECUTE: u64 = 1 << 63;
 /// In leaves of level 2 and 3 the lowest of these bits selects a memory type (PAT); frames are
-/// aligned there, so it stays clear, which means write-back after reset.
+/// aligned there, so the bit is clear, which means write-back after reset.
 const FRAME_MASK: u64 = 0x000f_ffff_ffff_f000;
 
 const NXE: ControlBit =
@@ -187,9 +187,9 @@ impl<const LEVELS: u8> Arch for X86_64<LEVELS> {
     }
 
     fn needs_break(old: Entry, new: Entry, level: Level<Self>) -> bool {
-        // Permissions need no break. A change of frame or size while both are valid would let one
-        // processor alternate between the old and the new translation (SDM section 4.10.2.3), so
-        // those need an invalid entry in between.
+        // A change of permissions needs no break-before-make. A change of frame or size while both
+        // are valid would let one processor alternate between the old and the new translation (SDM
+        // section 4.10.2.3), so such a change needs an invalid entry in between.
         let changed = old.0 ^ new.0;
         let size = if level > Level::PTE { LARGE } else { 0 };
         old.0 & new.0 & PRESENT != 0 && changed & (FRAME_MASK | GLOBAL | size) != 0
@@ -240,8 +240,8 @@ impl<const LEVELS: u8> X86_64<LEVELS> {
     /// that the MMU never changes it. `permissions` has no [`Permissions::USER`]; `frame` is
     /// aligned to the level's size. The empty entry if `permissions` allows nothing.
     ///
-    /// A constant of constant arguments: code that runs before the MMU is on adds a frame's address
-    /// to the leaf of frame 0.
+    /// A constant expression for constant arguments. Code that runs before the MMU is on adds a
+    /// frame's address to the leaf of frame 0.
     ///
     /// # Examples
     /// ```
@@ -272,7 +272,7 @@ impl<const LEVELS: u8> X86_64<LEVELS> {
     /// [`Arch::table`] as a constant function: an entry that points to the table in `frame`.
     #[inline]
     pub const fn table_entry(frame: Frame) -> Entry {
-        // Accessed is set beforehand, so that the MMU never changes a table entry during a move.
+        // Accessed is preset, so that the MMU never changes a table entry during a move.
         Entry(frame.start().0 | PRESENT | WRITABLE | USER | ACCESSED)
     }
 }
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn no_absent_entry_points_at_low_memory() {
-        // L1 terminal fault: the processor takes the bits for a frame, regardless of bit 0. All
+        // L1 terminal fault: the processor interprets the bits as a frame, regardless of bit 0. All
         // memory with a frame number lies below 2^44.
         let marker = A::encode_absent(Absent::Marker(Marker::Guard));
         let swap = Absent::Swap {

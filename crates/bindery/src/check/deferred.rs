@@ -1,4 +1,4 @@
-//! Verifies that no tree contains items that wait for readers, and that no item is lost.
+//! Verifies that no tree contains items that wait for a grace period, and that no item is lost.
 
 use crate::addr::VirtAddr;
 use crate::frame::meta::MetaKind;
@@ -7,7 +7,7 @@ use crate::platform::Platform;
 
 use super::{Audit, Violation};
 
-/// Records that wait for readers.
+/// Records that wait for a grace period.
 #[derive(Clone, Copy, Default)]
 pub(super) struct WaitingItems {
     pub(super) vmas: u64,
@@ -16,7 +16,7 @@ pub(super) struct WaitingItems {
 }
 
 impl<P: Platform> Audit<'_, '_, P> {
-    /// Counts the waiting items. Their tables are met only here.
+    /// Counts the waiting items. Their tables are found only here.
     pub(super) fn deferred(&mut self) -> Result<(), Violation> {
         let memory = self.memory;
         let (mut waiting, mut result) = (WaitingItems::default(), Ok(()));

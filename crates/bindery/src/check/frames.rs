@@ -43,7 +43,7 @@ impl<P: Platform> Audit<'_, '_, P> {
                         self.shown(FrameRange { first: frame, count: order.pages() })
                     }
                     MetaKind::Table | MetaKind::Kernel => Ok(()),
-                    // Counted elsewhere, or kept for ever.
+                    // Counted elsewhere, or kept forever.
                     MetaKind::Reserved
                     | MetaKind::Free
                     | MetaKind::Slab
@@ -123,7 +123,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         Ok(())
     }
 
-    /// Compares the count of an embedder's block with the leaves that programs have of its frames.
+    /// Compares the count of an embedder's block with the number of program leaves that map its
+    /// frames.
     fn shown(&mut self, block: FrameRange) -> Result<(), Violation> {
         let says = self.memory.frames.meta(block.first).word.load(Ordering::Relaxed);
         let holds = block.frames().map(|frame| self.uses(frame).0).sum();
@@ -133,7 +134,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         Ok(())
     }
 
-    /// Counts a table as met; a second time is a violation.
+    /// Counts a table as found; finding it again is a violation.
     pub(super) fn meet_table(
         &mut self,
         table: Frame,

@@ -1,11 +1,11 @@
-//! The auditor: verifies the invariants of a whole system, and reports the first violation and its
-//! place.
+//! The auditor: verifies the invariants of a whole system and reports the first violation and its
+//! location.
 //!
-//! It is for tests, debug builds and the analysis of odd behavior. The system must be quiet: no
-//! operation and no fault runs during the audit, and `spaces` has all address spaces that take
-//! their frames from the memory.
+//! The auditor is for tests, debug builds and the analysis of abnormal behavior. The system must be
+//! quiet: no operation and no fault runs during the audit, and `spaces` contains all address spaces
+//! that allocate frames from the memory.
 //!
-//! `docs/invariants.md` numbers the invariants and gives the function here that verifies each:
+//! `docs/invariants.md` numbers the invariants and names the function here that verifies each:
 //!
 //! | invariants | verified in |
 //! |---|---|
@@ -21,8 +21,8 @@
 //! [`machine()`] is another test, for the first boot: it checks that the processor's control bits
 //! have the values that the page tables need.
 //!
-//! Invariants 1 to 9 are about TLBs and about the past. The hosted machine's strict TLB and the
-//! shadowed contents of the tests verify those.
+//! Invariants 1 to 9 concern TLBs and past events. The hosted machine's strict TLB and the tests'
+//! shadow contents verify them.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -91,9 +91,9 @@ pub fn scratch_words<P: Platform>(memory: &Memory<P>) -> usize {
     memory.frames.span().count as usize
 }
 
-/// Verifies all invariants. `spaces` has all address spaces of `memory`, no other call runs, and
-/// pagers have answered all requests. Drops pages that were read ahead and never requested.
-/// `scratch` has [`scratch_words`] words or more, with any content.
+/// Verifies all invariants. `spaces` contains all address spaces of `memory`, no other call runs,
+/// and pagers have answered all requests. Drops pages that were read ahead and never requested.
+/// `scratch` has at least [`scratch_words`] words, with any content.
 ///
 /// Context: may sleep. Complexity: linear in the frames and in the entries of all tables.
 ///
@@ -107,7 +107,7 @@ pub fn check<P: Platform>(
     check_with_kernel(memory, spaces, &[], scratch)
 }
 
-/// Like [`check`], for a system with kernel maps: `kernel` has all of them.
+/// Like [`check`], for a system with kernel maps: `kernel` contains all of them.
 ///
 /// Context: may sleep. Complexity: as [`check`], plus linear in the pages of all areas.
 ///
@@ -124,7 +124,7 @@ pub fn check_with_kernel<P: Platform>(
         return Err(Violation::ScratchTooSmall { needed });
     };
     tally.fill(0);
-    // Their pages are in no index, and nothing waits for them.
+    // Their pages are in no index, and no thread waits for them.
     drop_answered(memory);
     settle_written(memory);
     let mut audit = Audit {
@@ -170,11 +170,11 @@ struct Audit<'a, 'm, P: Platform> {
     /// The first frame of the tally.
     first: Frame,
     /// For each frame, the number of entries that map it; for tables, the number of times they were
-    /// met.
+    /// found.
     tally: &'a mut [u32],
-    /// Groups of anonymous memory that were met.
+    /// The anon groups found.
     groups: u64,
-    /// Records that wait for readers.
+    /// Records that wait for a grace period.
     waiting: WaitingItems,
     /// The pages that the current address space maps.
     resident: Resident,
@@ -184,14 +184,14 @@ struct Audit<'a, 'm, P: Platform> {
 }
 
 impl<'m, P: Platform> Audit<'_, 'm, P> {
-    /// The entries of a table; those of an empty one for a frame that is no table.
+    /// The entries of a table. For a frame that is not a table, the entries of an empty table.
     fn entries(&self, table: Frame) -> &'m [AtomicU64] {
         static EMPTY: [AtomicU64; 512] = [const { AtomicU64::new(0) }; 512];
         let frames = &self.memory.frames;
         if !frames.manages(table) || !frames.table(table).is_table() {
             return &EMPTY;
         }
-        // SAFETY: 1. its metadata was checked above; 2. no other thread runs.
+        // SAFETY: 1. the frame's metadata was checked above; 2. no other thread runs.
         unsafe { self.memory.table_entries(table) }
     }
 

@@ -17,7 +17,7 @@ use crate::swap::SlotRun;
 
 use super::{Audit, Violation};
 
-/// In the tally of a frame: an object's index has it.
+/// A bit in the tally of a frame: an object's index contains it.
 const NAMED: u32 = 1 << 31;
 
 impl<'m, P: Platform> Audit<'_, 'm, P> {
@@ -51,7 +51,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         if allocated != nodes {
             return Err(Violation::LeakedObjects { allocated, used: nodes });
         }
-        // Each VMA is in at most one list, so if the numbers agree, so do the sets.
+        // Each VMA is in at most one list, so equal numbers imply equal sets.
         let vmas = |space: &&AddressSpace<'_, P>| {
             let vmas = space.vmas.lock();
             vmas.view().iter().filter(|vma| !vma.is_anonymous()).count() as u64
@@ -77,7 +77,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         let address = |quota: &Quota| ptr::from_ref(quota).addr();
         let quotas = || self.registered().filter_map(ObjectState::quota);
         let mut last = 0;
-        // In ascending order of address, so that each is visited once, without a list of them.
+        // In ascending address order, so each quota is visited once without a list.
         while let Some(quota) =
             quotas().filter(|quota| address(quota) > last).min_by_key(|quota| address(quota))
         {
@@ -91,7 +91,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         Ok(())
     }
 
-    /// Verifies the index of an object, and returns its number of nodes.
+    /// Verifies the index of an object and returns its number of nodes.
     fn index(&mut self, object: &ObjectState) -> Result<u64, Violation> {
         let memory = self.memory;
         let broken = Violation::ObjectIndex(object.identity());
@@ -120,7 +120,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         Ok(nodes)
     }
 
-    /// Verifies the object's slots, to which nothing else may refer. Returns their number.
+    /// Verifies the object's slots, which have no other references. Returns their number.
     fn swapped(&mut self, object: &ObjectState) -> Result<u64, Violation> {
         let platform = self.memory.platform();
         let next = |from| object.pages.look(platform, |index| index.next_swapped(from, u64::MAX));
@@ -135,8 +135,8 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         Ok(pages)
     }
 
-    /// Marks `frame` as the object's `page`; only one object may have it, and its metadata must
-    /// agree.
+    /// Marks `frame` as the object's `page`. Only one object may contain the frame, and its
+    /// metadata must agree.
     fn name(&mut self, object: &ObjectState, page: u64, frame: Frame) -> Result<(), Violation> {
         let frames = &self.memory.frames;
         let broken = Violation::ObjectPage { object: object.identity(), page };
@@ -190,7 +190,7 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         Ok(listed)
     }
 
-    /// Verifies the memory committed for the object, and returns its amount.
+    /// Verifies the memory committed for the object and returns its amount.
     fn commit(object: &ObjectState) -> Result<u64, Violation> {
         let should = match object.accounting() {
             Accounting::Whole => object.size_in_pages(),
@@ -205,24 +205,24 @@ impl<'m, P: Platform> Audit<'_, 'm, P> {
         }
     }
 
-    /// The number of entries that map `frame`, and whether an object has it.
+    /// The number of entries that map `frame`, and whether an object contains it.
     pub(super) fn uses(&mut self, frame: Frame) -> (u32, bool) {
         let count = self.count(frame).map_or(0, |count| *count);
         (count & !NAMED, count & NAMED != 0)
     }
 
-    /// Whether the page of `folio` may be mapped: a page of an object must still be in the object,
-    /// within its size.
+    /// Whether the page of `folio` may be mapped. A page of an object must still be in the object
+    /// and within its size.
     pub(super) fn may_be_mapped(&self, folio: Folio, page: u32, named: bool) -> bool {
         let FolioOwner { owner, first } = self.memory.frames.folio(folio).owner();
         let (Owner::Memory(object) | Owner::File(object)) = owner else { return true };
         let object = object.cast::<ObjectState>();
-        // SAFETY: an object has the page, and `name` has compared it with the owner; no object is
-        // freed during an audit.
+        // SAFETY: an object contains the page, and `name` has compared it with the owner; no object
+        // is freed during an audit.
         named && first.page(page) < unsafe { object.as_ref() }.size_in_pages()
     }
 
-    /// Whether `folio` may have the `named` pages to which objects refer.
+    /// Whether `folio` may have `named` pages in object indexes.
     pub(super) fn may_be_named(&self, folio: Folio, named: u32) -> bool {
         named == 0 || self.memory.frames.folio(folio).is_of_object()
     }

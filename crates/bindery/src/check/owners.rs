@@ -25,23 +25,23 @@ impl<P: Platform> Audit<'_, '_, P> {
         let FolioOwner { owner, first } = memory.frames.folio(folio).owner();
         let found = match owner {
             Owner::None => false,
-            // SAFETY: the folio is mapped, so one of the VMAs below the anon group holds it. 1. No
+            // SAFETY: the folio is mapped, so a VMA below the anon group holds the group. 1. No
             // other call runs during an audit.
             Owner::Group(group) => unsafe { group.cast::<AnonGroup>().as_ref().leads_to(vma) },
             Owner::Memory(object) | Owner::File(object) => {
                 vma.object_pointer() == Some(object.cast())
             }
         };
-        // Compared like in a walk, without wrapping.
+        // The index is compared as in a walk, by arithmetic that does not wrap.
         let same = first.page(number) == vma.page_offset_of(at);
         // SAFETY: 1. no other call runs.
         let listed = unsafe { vma.is_listed() };
         if found && same && listed { Ok(()) } else { Err(Violation::WrongOwner(at)) }
     }
 
-    /// Verifies that the address space's accounts are the sums over its VMAs.
+    /// Verifies that the address space's accounts equal the sums over its VMAs.
     pub(super) fn accounts(&mut self, space: &AddressSpace<'_, P>) -> Result<(), Violation> {
-        // The pins of an address space are in no list: the pinning caller keeps them.
+        // The pins of an address space are in no list; only the pinning caller has them.
         let pinned = space.usage().pinned;
         let mut sums = crate::Usage { pinned, ..crate::Usage::default() };
         let vmas = space.vmas.lock();
@@ -52,7 +52,7 @@ impl<P: Platform> Audit<'_, '_, P> {
             sums.locked += if flags.contains(MappingFlags::LOCKED) { pages } else { 0 };
             sums.stack += if flags.contains(MappingFlags::GROWS_DOWN) { pages } else { 0 };
             sums.committed += if flags.contains(MappingFlags::ACCOUNT) { pages } else { 0 };
-            // Owners have no room for a higher index.
+            // Owners cannot represent a higher index.
             let end = vma.page_offset().checked_add(pages);
             // SAFETY: 1. no other call runs.
             if !unsafe { vma.is_listed() } || end.is_none_or(|end| end > FolioIndex::END) {
@@ -74,8 +74,8 @@ impl<P: Platform> Audit<'_, '_, P> {
     }
 }
 
-/// Counts the anon group, and those above it that are found only through it: they have no VMAs, and
-/// it comes first among their children.
+/// Counts the anon group and those groups above it that are found only through it: they have no
+/// VMAs, and it is their first child.
 fn counted_with(group: &AnonGroup) -> u64 {
     let mut count = 1;
     let mut at = group;

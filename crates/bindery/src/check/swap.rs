@@ -41,8 +41,8 @@ impl<P: Platform> Audit<'_, '_, P> {
         })
     }
 
-    /// Verifies the sums: entries that refer to slots, taken slots, frames of the account and of
-    /// the store.
+    /// Verifies the totals: entries that refer to slots, used slots, frames of the slot records and
+    /// of the store.
     pub(super) fn swap(&mut self) -> Result<(), Violation> {
         let memory = self.memory;
         let (mut named, mut taken) = (0, 0);

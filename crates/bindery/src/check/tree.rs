@@ -19,14 +19,14 @@ use crate::vmas::VmaView;
 
 use super::{Audit, Violation};
 
-/// A leaf or `PROT_NONE` leaf, with its place in memory and in the table.
+/// A leaf, possibly `PROT_NONE`, with its location in memory and in the table.
 struct FoundLeaf<A: Arch> {
     range: VirtRange,
     level: Level<A>,
     frame: Frame,
 }
 
-/// The memory type of the VMA's leaves, as entries have it.
+/// The memory type of the VMA's leaves, as encoded in entries.
 fn memory_type<A: Arch>(vma: &Vma) -> MemoryType {
     let frames = vma.object().and_then(|object| object.frames());
     let bits = frames.and_then(|frames| A::memory_type(frames.memory));
@@ -95,7 +95,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         for index in EntryIndex::all::<P::Arch>() {
             let start = base.offset(u64::from(index) * node.level.span());
             if root && start >= space.limit() {
-                // The kernel's half, which belongs to the embedder.
+                // The kernel's half belongs to the embedder.
                 break;
             }
             let entry = run::load(self.entries(table), index);
@@ -159,7 +159,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         if !attributes.permissions.intersects(Permissions::ACCESS) {
             return Err(Violation::LeafWithoutAccess(at));
         }
-        // Includes the permissions that the architecture implies for the VMA's.
+        // Includes the permissions that the architecture adds to the VMA's.
         let widest = protection.permissions();
         if protection.is_none() {
             return Err(Violation::WrongProtNone(at));
@@ -226,7 +226,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         self.owner(vma, found.range.start(), folio, found.frame.0 - folio.head.0)
     }
 
-    /// Counts the pages of a leaf, and returns whether they are exclusive.
+    /// Counts the pages of a leaf and returns whether they are exclusive.
     fn page(&mut self, vma: &Vma, found: &FoundLeaf<P::Arch>) -> Result<bool, Violation> {
         let order = found.level.order();
         let pages = order.pages();
@@ -263,13 +263,13 @@ impl<P: Platform> Audit<'_, '_, P> {
         Ok(self.memory.frames.folio(folio).exclusive().contains_all(number, pages))
     }
 
-    /// Whether the frame has a private mapping's copy of one that is not the core's.
+    /// Whether the frame is a private mapping's copy of a frame outside the core's management.
     fn is_copy(&self, vma: &Vma, frame: Frame) -> bool {
         let folio = self.memory.frames.folio_of(frame).filter(|_| !vma.is_shared());
         folio.is_some_and(|folio| self.memory.frames.folio(folio).is_anonymous())
     }
 
-    /// Counts the pages of a leaf of frames that are not the core's.
+    /// Counts the pages of a leaf that maps frames outside the core's management.
     fn shown_page(&mut self, found: &FoundLeaf<P::Arch>) -> Result<(), Violation> {
         let pages = found.level.order().pages();
         if !may_show(self.memory, FrameRange { first: found.frame, count: pages }) {
@@ -283,7 +283,7 @@ impl<P: Platform> Audit<'_, '_, P> {
         Ok(())
     }
 
-    /// Whether the contiguous run around `index` is complete: aligned, consecutive, of one folio,
+    /// Whether the contiguous run around `index` is complete: aligned, consecutive, in one folio,
     /// and equal in all bits that the MMU uses.
     fn contig_is_whole(&self, node: Node<P::Arch>, index: EntryIndex) -> bool {
         let entries = self.entries(node.table);

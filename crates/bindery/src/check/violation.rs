@@ -5,7 +5,7 @@ use core::fmt;
 use crate::addr::{Frame, VirtAddr};
 use crate::space::Resident;
 
-/// A broken invariant: the first one that the auditor found.
+/// A broken invariant: the first that the auditor found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Violation {
@@ -18,11 +18,11 @@ pub enum Violation {
     MappingIndex,
     /// A VMA is empty, unaligned, or extends beyond user space.
     MappingBounds(VirtAddr),
-    /// A frame that is used as a table is not a table, or has another level.
+    /// A frame that is used as a table is not a table or has another level.
     NotATable {
         /// The frame.
         table: Frame,
-        /// The address that led to it.
+        /// The address at which the table was found.
         at: VirtAddr,
     },
     /// A table in a tree is marked as detached.
@@ -71,22 +71,22 @@ pub enum Violation {
         /// The actual number.
         holds: u32,
     },
-    /// A table does not have one deposited table for each huge leaf.
+    /// A table's number of deposited tables differs from its number of huge leaves.
     Deposit {
         /// The table.
         table: Frame,
-        /// Tables on deposit.
+        /// Deposited tables.
         says: u32,
         /// Huge leaves and absent entries above level 1.
         needs: u32,
     },
     /// An address outside all VMAs is mapped.
     OutsideMappings(VirtAddr),
-    /// An entry allows more than its VMA, or is not for user mode.
+    /// An entry allows more than its VMA, or lacks user mode.
     TooWide(VirtAddr),
-    /// The entry has another protection key than its VMA.
+    /// The entry's protection key differs from the VMA's.
     WrongKey(VirtAddr),
-    /// A leaf allows neither loads nor stores nor fetches. Only RISC-V can encode one.
+    /// A leaf allows no load, store or fetch. Only RISC-V can encode such a leaf.
     LeafWithoutAccess(VirtAddr),
     /// A page is `PROT_NONE` although its VMA allows an access, or mapped although its VMA allows
     /// none.
@@ -100,18 +100,18 @@ pub enum Violation {
         /// The frame.
         frame: Frame,
     },
-    /// A leaf in a mapping of the embedder's frames has a frame that the core uses.
+    /// A leaf in a mapping of the embedder's frames maps a frame that the core uses.
     NotShown {
         /// The address that it maps.
         at: VirtAddr,
         /// The frame.
         frame: Frame,
     },
-    /// An entry has another memory type than its mapping.
+    /// The memory type of an entry differs from its mapping's.
     WrongMemoryType(VirtAddr),
     /// A private page is writable although it is not exclusive.
     WritableButShared(VirtAddr),
-    /// A contiguous run is incomplete, unaligned or unequal.
+    /// A contiguous run is incomplete or unaligned, or its entries differ.
     BrokenBlock(VirtAddr),
     /// A folio's mapping count differs from the number of mappings in tables.
     Mappings {
@@ -126,7 +126,7 @@ pub enum Violation {
     References {
         /// The folio's first frame.
         folio: Frame,
-        /// The excess.
+        /// The number of excess references.
         says: u32,
     },
     /// A page is marked exclusive but mapped more than once.
@@ -136,16 +136,17 @@ pub enum Violation {
         /// The number of its mappings.
         mappings: u32,
     },
-    /// A page of shared memory or of a file is marked exclusive: it never belongs to one process
-    /// only.
+    /// A page of shared memory or of a file is marked exclusive, although it never belongs to only
+    /// one process.
     ExclusiveButOfObject(Frame),
-    /// An allocated frame cannot be reached.
+    /// An allocated frame is unreachable.
     Leaked(Frame),
-    /// A folio without mappings that is in no object still has an owner, which may be freed.
+    /// A folio that is unmapped and in no object still has an owner, which may be freed.
     StaleOwner(Frame),
     /// The free lists, the fronts or the magazines of the CPUs contradict the frames' metadata.
     FreeLists(Frame),
-    /// This number of frees, unmaps or releases was refused, because they had nothing to free.
+    /// This number of frees, unmaps or releases was refused, because nothing was allocated, mapped
+    /// or held.
     Refused(u64),
     /// The reverse map does not lead to the page mapped at the address.
     WrongOwner(VirtAddr),
@@ -163,26 +164,27 @@ pub enum Violation {
         /// The actual sums.
         holds: crate::Usage,
     },
-    /// Anon groups, or states of address spaces, that cannot be reached.
+    /// Anon groups or address space states are unreachable.
     LeakedGroups {
         /// The number allocated.
         allocated: u64,
-        /// The number met.
+        /// The number found.
         used: u64,
     },
-    /// The page index of the object with this number is out of order, or the object is not at rest.
+    /// The page index of the object with this number is out of order, or an operation of the object
+    /// is in progress.
     ObjectIndex(u64),
-    /// An object refers to a frame that is in no folio of the object, or twice to one frame.
+    /// An object refers to a frame that is in no folio of the object, or refers to a frame twice.
     ObjectPage {
         /// The object's number.
         object: u64,
         /// The page's number.
         page: u64,
     },
-    /// The list of the object with this number has VMAs that do not map it, or a wrong count of
-    /// them.
+    /// The list of the object with this number contains VMAs that do not map it, or their number is
+    /// wrong.
     ObjectMappers(u64),
-    /// Mappings of objects are missing in the objects' lists, or the lists have too many.
+    /// The objects' lists lack mappings of objects or contain too many.
     Unlisted {
         /// VMAs in the lists.
         listed: u64,
@@ -196,16 +198,17 @@ pub enum Violation {
         /// The required amount.
         holds: u64,
     },
-    /// More or fewer pages count as dirty than the files have.
+    /// The number of pages counted as dirty differs from that of the files.
     Unsaved {
         /// The recorded number.
         says: u64,
         /// The sum over the files.
         holds: u64,
     },
-    /// A quota has given out more or fewer pages than are committed for its objects.
+    /// The number of pages that a quota has granted differs from the number committed for its
+    /// objects.
     Quota {
-        /// The pages given out.
+        /// The pages granted.
         says: u64,
         /// The pages committed.
         holds: u64,
@@ -214,20 +217,20 @@ pub enum Violation {
     DroppedButMapped(Frame),
     /// A kernel area is not mapped at the address, or not to its own frames.
     AreaPage(VirtAddr),
-    /// Kernel areas are in no map, or missing.
+    /// Kernel areas are in no map, or maps contain too many.
     LeakedAreas {
-        /// Areas that are allocated.
+        /// The number of allocated areas.
         allocated: u64,
-        /// Areas in the maps.
+        /// The number of areas in the maps.
         used: u64,
     },
-    /// The names of files, or the list of those with dirty pages, do not agree with the objects.
+    /// The file names, or the list of files with dirty pages, contradict the objects.
     Registry,
-    /// Objects, or nodes of their page indexes, that cannot be reached.
+    /// Objects, or nodes of their page indexes, are unreachable.
     LeakedObjects {
         /// The number allocated.
         allocated: u64,
-        /// The number met.
+        /// The number found.
         used: u64,
     },
     /// An entry refers to a slot of no area.
@@ -249,23 +252,23 @@ pub enum Violation {
         holds: u64,
         /// Slots that are not free.
         taken: u64,
-        /// The areas' count of taken slots.
+        /// The areas' count of used slots.
         says: u64,
     },
-    /// Frames of the compressed store or of the slots' account are lost.
+    /// Frames of the compressed store or of the slot records are lost.
     SwapFrames {
-        /// Frames of the store.
+        /// Frames of the compressed store.
         compressed: u64,
-        /// Frames of the account.
+        /// Frames of the slot records.
         account: u64,
-        /// The recorded frames of both.
+        /// The recorded number of frames of both.
         held: (u64, u64),
     },
-    /// VMAs are in no address space, or missing.
+    /// VMAs are in no address space, or address spaces contain too many.
     LeakedMappings {
-        /// VMAs that are allocated.
+        /// The number of allocated VMAs.
         allocated: u64,
-        /// VMAs in the address spaces.
+        /// The number of VMAs in the address spaces.
         used: u64,
     },
 }

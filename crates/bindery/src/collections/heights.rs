@@ -1,9 +1,9 @@
 //! Unpredictable heights of towers.
 //!
-//! A program can measure its faults, and learn which of its mappings have tall towers. With a
-//! common generator of random numbers it could compute the next ones. So the numbers are
-//! SipHash-2-4 of a counter, under a key that programs do not know ([`crate::Platform::seed`]). One
-//! number provides some fifteen heights.
+//! A program can measure its faults and learn which of its mappings have tall towers. With a common
+//! random number generator, the program could compute the next heights. So the numbers are
+//! SipHash-2-4 of a counter, with a key that programs do not know ([`crate::Platform::seed`]). One
+//! number provides about fifteen heights.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -17,7 +17,7 @@ pub(crate) struct Heights {
     key: [u64; 2],
     /// The counter for the next number.
     counter: AtomicU64,
-    /// The unused bits of the last number, below a set bit.
+    /// The unused bits of the last number, below a sentinel bit.
     left: AtomicU64,
 }
 
@@ -27,7 +27,7 @@ impl Heights {
         Self { key, counter: AtomicU64::new(0), left: AtomicU64::new(1) }
     }
 
-    /// A height from 1 to [`HEIGHT`], each a quarter as likely as the one before.
+    /// A height from 1 to [`HEIGHT`]; each height is a quarter as likely as the previous one.
     pub(crate) fn draw(&self) -> usize {
         let mut left = self.left.load(Relaxed);
         if left >> BITS == 0 {
@@ -55,7 +55,7 @@ fn siphash(key: [u64; 2], word: u64) -> u64 {
         key[0] ^ 0x6c79_6765_6e65_7261,
         key[1] ^ 0x7465_6462_7974_6573,
     ];
-    // The second word has no bytes of the message, only its length.
+    // The second word contains only the length of the message.
     for word in [word, 8 << 56] {
         v[3] ^= word;
         rounds(&mut v, 2);

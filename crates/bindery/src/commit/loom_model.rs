@@ -3,9 +3,9 @@
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib commit::loom_model`.
 //!
-//! The limit is two areas. So no refusal is true, whichever CPU's credit has the free pages, and
-//! the committed areas are never three. The last tests leave out one rule each ([`Omit`]) and must
-//! fail.
+//! The limit is two areas. So no refusal is justified, regardless of the CPU whose credit contains
+//! the free pages, and three areas are never committed. The last tests leave out one rule each
+//! ([`Omit`]) and must fail.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ enum Omit {
     Lock,
     /// A call that would be refused collects the credit of all CPUs first.
     Collect,
-    /// Credit that was collected stays closed until the pages are counted again.
+    /// Collected credit remains closed until the pages are counted again.
     Closed,
 }
 
@@ -39,10 +39,10 @@ struct World {
     state: CommitState,
     credits: [Credit; CPUS],
     lock: Mutex<()>,
-    /// Pages that the processes have committed. They are counted after they were granted, and until
-    /// they are returned.
+    /// Pages that the processes have committed, counted from after their grant until before their
+    /// return.
     committed: Count,
-    /// The number of times that the lock was taken, in all executions.
+    /// The number of times that the lock was acquired, in all executions.
     locked: Arc<Taken>,
 }
 
@@ -82,7 +82,7 @@ impl World {
         Self { omit, state, credits, lock, committed, locked }
     }
 
-    /// Maps an area on a CPU, as a process that has none.
+    /// Maps an area on a CPU, on behalf of a process that has no other area.
     fn map(&self, cpu: usize) {
         let granted = self.state.reserve(&On(self, cpu), AREA).is_ok();
         assert!(granted, "a refusal is true");
@@ -95,7 +95,7 @@ impl World {
         self.state.add(&On(self, cpu), -AREA);
     }
 
-    /// Maps an area on a CPU, or is refused.
+    /// Maps an area on a CPU. May be refused.
     fn try_to_map(&self, cpu: usize) {
         if self.state.reserve(&On(self, cpu), AREA).is_ok() {
             self.note_mapped();
@@ -110,11 +110,11 @@ impl World {
 
 struct Shared(Rc<World>);
 
-// SAFETY: the model's threads share the world and run one at a time; the last one drops it.
+// SAFETY: the model's threads share the world and run one at a time; the last thread drops it.
 unsafe impl Send for Shared {}
 
 /// Runs `first` concurrently with `second`, after `before`, which leaves `left` pages committed.
-/// Returns how often the lock was taken.
+/// Returns the number of times that the lock was acquired.
 fn explore(omit: Omit, before: fn(&World), [first, second]: [fn(&World); 2], left: i64) -> u64 {
     let locked = Arc::new(Taken::new(0));
     let shared = Arc::clone(&locked);
@@ -143,8 +143,8 @@ fn all_credit_elsewhere(omit: Omit) -> u64 {
     explore(omit, before, [|world| world.map(0), |world| world.map(1)], LIMIT)
 }
 
-/// CPU 2 has credit for one area. A process returns the other one on CPU 1, then maps one on CPU 2.
-/// CPU 0 maps an area.
+/// CPU 2 has credit for one area. A process returns the other area on CPU 1 and then maps an area
+/// on CPU 2. CPU 0 maps an area.
 fn credit_that_moves(omit: Omit) -> u64 {
     let before = |world: &World| {
         (0..2).for_each(|_| world.map(2));
@@ -157,7 +157,7 @@ fn credit_that_moves(omit: Omit) -> u64 {
     explore(omit, before, [|world| world.map(0), moves], LIMIT)
 }
 
-/// Two CPUs map and unmap an area each. CPU 0 has all credit, until the other one collects it.
+/// Two CPUs map and unmap an area each. CPU 0 has all credit, until the other CPU collects it.
 fn areas_that_come_and_go(omit: Omit) -> u64 {
     let before = |world: &World| {
         (0..2).for_each(|_| world.map(0));

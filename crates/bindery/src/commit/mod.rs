@@ -1,18 +1,18 @@
 //! Commit accounting: the amount of committed memory, and its limit (`vm.overcommit_memory`).
 //!
-//! The commitments of all processes are one word. So that not all CPUs write it, each online CPU
-//! holds *credit*: pages that the word counts and no mapping uses. A call commits from the credit
-//! of its CPU and returns to it, however large the mapping is. If the credit does not suffice, the
-//! call takes the difference and a batch from the word.
+//! The commitments of all processes are counted in one word. To avoid contention for this word,
+//! each online CPU holds *credit*: pages that the word counts but no mapping uses. A call commits
+//! pages from its CPU's credit and returns pages to it, regardless of the mapping's size. If the
+//! credit does not suffice, the call takes the difference plus a batch from the word.
 //!
-//! Credit returns to the word under a lock: when a CPU goes offline, and before a call fails. That
-//! call closes the credit of all CPUs, returns it to the word, and tries again: while all credit is
-//! closed, the word is exact. So a failure is always justified. A call that needs pages of closed
-//! credit waits for the lock; one that returns pages subtracts them from the word.
+//! Credit returns to the word under a lock: when a CPU is taken offline and before a call fails.
+//! That call closes the credit of all CPUs, returns it to the word, and retries. While all credit
+//! is closed, the word is exact, so a failure is always justified. A call that needs pages of
+//! closed credit waits for the lock; a call that returns pages subtracts them from the word.
 //!
-//! A batch is taken only if the word stays within the limit, and credit is used only while it is.
-//! So credit never lets committed pages pass the limit. (A reservation that is being turned into a
-//! mapping counts twice for a moment.)
+//! A batch is taken only if the word stays within the limit, and credit is used only while the word
+//! is within it. So committed pages never exceed the limit because of credit. (A reservation that
+//! is being converted to a mapping briefly counts twice.)
 //!
 //! Model under loom: `loom_model`.
 
@@ -44,7 +44,7 @@ use crate::error::Error;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum Overcommit {
-    /// Only a single request for more than all memory and swap is refused (0).
+    /// Refuses only a single request that exceeds all memory and swap together (0).
     #[default]
     Heuristic = 0,
     /// Never fails (1).
@@ -53,14 +53,14 @@ pub enum Overcommit {
     Never = 2,
 }
 
-/// The additional pages that a CPU takes from the word at once.
+/// The number of additional pages that a CPU takes from the word at once.
 const BATCH: i64 = 256;
 
 /// The maximum credit of a CPU: 4 PiB. Without a limit on commitments, pages that one CPU commits
 /// and another returns would add up until the sum overflows.
 const MOST: i64 = 1 << 40;
 
-/// Credit that its CPU must not use, under the lock.
+/// Marks credit that its CPU must not use, under the lock.
 const CLOSED: i64 = i64::MIN;
 
 /// No limit.
@@ -87,13 +87,13 @@ impl Credit {
         self.0.fetch_update(Relaxed, Relaxed, more).is_ok()
     }
 
-    /// Keeps the CPU from its credit, which is returned. The lock is held.
+    /// Prevents the CPU from using its credit, which is returned to the word. The lock is held.
     fn close(&self) -> i64 {
         self.0.swap(CLOSED, Relaxed)
     }
 
-    /// Ends [`Credit::close`]. Credit of a CPU that came online since then was never closed, and
-    /// may hold pages: it stays as it is.
+    /// Ends [`Credit::close`]. Credit of a CPU that was brought online since then was never closed
+    /// and may contain pages, so it is left unchanged.
     fn open(&self, pages: i64) {
         let _was_open = self.0.compare_exchange(CLOSED, pages, Relaxed, Relaxed);
     }
@@ -101,7 +101,8 @@ impl Credit {
 
 /// The credit of all CPUs, from the view of one CPU.
 pub(crate) trait Credits {
-    /// The credit of the caller's CPU, or of one that it ran on before. `None` if no CPU is online.
+    /// The credit of the caller's CPU, or of a CPU that the caller ran on before. `None` if no CPU
+    /// is online.
     fn own(&self) -> Option<&Credit>;
 
     /// The credit of all CPUs.
@@ -110,7 +111,7 @@ pub(crate) trait Credits {
     /// Runs `exchange` with the lock held.
     fn locked<R>(&self, exchange: impl FnOnce() -> R) -> R;
 
-    /// Takes credit before a refusal. The lock is held.
+    /// Collects credit before a refusal. The lock is held.
     fn close(&self, credit: &Credit) -> i64 {
         credit.close()
     }
@@ -118,10 +119,10 @@ pub(crate) trait Credits {
 
 /// The word, and its limits.
 pub(crate) struct CommitState {
-    /// Committed pages and all credit.
+    /// Committed pages plus all credit.
     word: CachePadded<AtomicI64>,
     limit: AtomicU64,
-    /// Memory and swap.
+    /// Pages of memory and swap.
     total: AtomicU64,
     mode: AtomicU8,
 }
@@ -157,7 +158,7 @@ impl CommitState {
         self.limit.store(pages, Relaxed);
     }
 
-    /// Swap areas were added or removed: adds `slots` slots.
+    /// Adds `slots` slots after swap areas were added or removed.
     pub(crate) fn swap_changed(&self, slots: i64) {
         self.total.fetch_add(slots as u64, Relaxed);
     }
@@ -187,7 +188,7 @@ impl CommitState {
         let accepted = match self.mode() {
             Overcommit::Heuristic if pages as u64 > self.total.load(Relaxed) => false,
             Overcommit::Heuristic | Overcommit::Always => self.take(credits, pages, ANY),
-            // A request for no pages succeeds, whatever is committed already.
+            // A request for no pages succeeds, regardless of the committed amount.
             Overcommit::Never => pages == 0 || self.take(credits, pages, self.most()),
         };
         if accepted { Ok(()) } else { Err(Error::Overcommitted) }
@@ -201,7 +202,7 @@ impl CommitState {
         });
     }
 
-    /// The maximum of the word.
+    /// The maximum value of the word.
     fn most(&self) -> i64 {
         if self.mode() == Overcommit::Never { self.limit().min(ANY as u64 - 1) as i64 } else { ANY }
     }
@@ -209,14 +210,14 @@ impl CommitState {
     #[inline]
     fn take(&self, credits: &impl Credits, pages: i64, most: i64) -> bool {
         let taken = match credits.own() {
-            // A lowered limit may be less than the word.
+            // A lowered limit may be below the word.
             Some(own) => (most == ANY || self.word.load(Relaxed) <= most) && own.take(pages),
             None => self.raise(pages, most),
         };
         taken || self.take_from_word(credits, pages, most)
     }
 
-    /// Adds to the word, unless it would pass `most`.
+    /// Adds to the word, unless the result would exceed `most`.
     fn raise(&self, pages: i64, most: i64) -> bool {
         if most == ANY {
             self.word.fetch_add(pages, Relaxed);
@@ -254,7 +255,7 @@ impl CommitState {
     #[inline]
     fn put(&self, credits: &impl Credits, pages: i64) {
         if !credits.own().is_some_and(|own| own.put(pages)) {
-            // The sum, the word less all credit, falls by these pages either way.
+            // The sum (the word minus all credit) falls by these pages in either case.
             self.word.fetch_sub(pages, Relaxed);
         }
     }

@@ -9,11 +9,11 @@ struct World {
     state: CommitState,
     credits: [Credit; CPUS],
     lock: Mutex<()>,
-    /// The number of times that the lock was taken.
+    /// The number of times that the lock was acquired.
     locked: AtomicU64,
 }
 
-/// One CPU, or none.
+/// One CPU, or no CPU.
 struct On<'w>(&'w World, Option<usize>);
 
 impl Credits for On<'_> {
@@ -74,7 +74,7 @@ fn credit_does_not_count_as_committed() {
     assert_eq!(world.committed(), 28);
     assert_eq!(world.state.word.load(Relaxed), 4 * (10 + BATCH));
     assert_eq!(world.committed(), 28);
-    // A CPU goes offline.
+    // A CPU is taken offline.
     world.state.collect(&On(&world, None), &world.credits[0]);
     assert_eq!((world.committed(), world.credits[0].held()), (28, 0));
 }
@@ -115,12 +115,12 @@ fn a_recurring_large_area_locks_once() {
         world.add(0, -AREA);
     }
     assert_eq!((world.locked.load(Relaxed), world.committed()), (1, 0));
-    // A larger area takes only the difference.
+    // A larger area takes only the difference from the word.
     assert!(world.reserve(0, 2 * AREA));
     world.add(0, -2 * AREA);
-    // The sum above was read under the lock, too.
+    // The sum above was also read under the lock.
     assert_eq!((world.locked.load(Relaxed), world.credits[0].held()), (3, 2 * AREA + BATCH));
-    // Another CPU gets all of it before it is refused.
+    // Another CPU gets all remaining pages before it is refused.
     assert!(world.reserve(1, 3 * AREA));
     assert!(!world.reserve(0, 1));
     assert_eq!(world.committed(), 3 * AREA as u64);
@@ -129,7 +129,7 @@ fn a_recurring_large_area_locks_once() {
 #[test]
 fn large_areas_meet_at_the_limit() {
     const AREA: i64 = 32_768;
-    // Two areas have room at a time.
+    // Only two areas fit at a time.
     let world = World::new(Overcommit::Never, 2 * AREA as u64 + 100);
     let areas = AtomicI64::new(0);
     let mapped = world.on_each_cpu(|cpu| {
@@ -147,7 +147,7 @@ fn large_areas_meet_at_the_limit() {
     });
     assert!(mapped > 0);
     assert_eq!(world.committed(), 0);
-    // The credit that the last calls have left to other CPUs does not stop one.
+    // The credit that the last calls have left on other CPUs does not cause a refusal.
     assert!(world.reserve(0, 2 * AREA + 100) && !world.reserve(1, 1));
 }
 
@@ -155,7 +155,7 @@ fn large_areas_meet_at_the_limit() {
 fn two_areas_always_find_room_for_two() {
     const AREA: i64 = 32_768;
     let world = World::new(Overcommit::Never, 2 * AREA as u64);
-    // Two CPUs map one area each: no refusal would be true.
+    // Two CPUs map one area each; a refusal would be unjustified.
     let refused = world.on_each_cpu(|cpu| {
         let refused = |_| {
             if world.reserve(cpu, AREA) {
@@ -214,7 +214,7 @@ fn several_cpus_take_all_and_no_more() {
     for limit in [1, 255, 256, 257, 1023, 5000] {
         let world = World::new(Overcommit::Never, limit);
         for round in 0..20 {
-            // No page is returned, so a failure is justified only if nothing is left.
+            // No page is returned, so a failure is justified only if no page remains.
             let taken = world.on_each_cpu(|cpu| {
                 let mut taken = 0;
                 while world.reserve(cpu, 1) {

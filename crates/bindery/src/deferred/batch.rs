@@ -1,5 +1,5 @@
-//! Lists of items that wait for readers, linked through the items themselves. They need no memory,
-//! and two lists are spliced in constant time.
+//! Lists of items that wait for a grace period, linked through the items themselves. The lists need
+//! no memory, and two lists are spliced in constant time.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -27,8 +27,8 @@ pub(crate) struct Chain<T> {
     count: u32,
 }
 
-// SAFETY: only readers share the records on the chain, and only their atomics; all three types of
-// records are `Sync`.
+// SAFETY: only readers share the records on the chain, and they use only atomics; all three types
+// of records are `Sync`.
 unsafe impl<T: Sync> Send for Chain<T> {}
 
 impl<T> Default for Chain<T> {
@@ -39,14 +39,14 @@ impl<T> Default for Chain<T> {
 }
 
 impl<T: Linked> Chain<T> {
-    /// Adds a record before the others.
+    /// Prepends a record.
     ///
     /// # Safety
     /// 1. The record lives until it is freed as part of a [`Batch`].
-    /// 2. It is on no chain yet, and no other thread uses its link.
+    /// 2. The record is on no chain yet, and no other thread uses its link.
     pub(crate) unsafe fn push(&mut self, node: NonNull<T>) {
         let next = self.first.map_or(ptr::null_mut(), NonNull::as_ptr);
-        // SAFETY: it lives (1).
+        // SAFETY: the record lives (1).
         unsafe { node.as_ref() }.next().store(next, Relaxed);
         self.first = Some(node);
         if self.last.is_none() {
@@ -55,7 +55,7 @@ impl<T: Linked> Chain<T> {
         self.count += 1;
     }
 
-    /// Takes over the records of the other. Constant time.
+    /// Takes over the records of another chain. Constant time.
     pub(crate) fn append(&mut self, other: Self) {
         let Some(first) = other.first else { return };
         match self.last {
@@ -71,7 +71,7 @@ impl<T: Linked> Chain<T> {
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         let mut next = self.first;
         core::iter::from_fn(move || {
-            // SAFETY: records on the chain are live (`push`, 1), and stay on it while the chain is
+            // SAFETY: records on the chain are live (`push`, 1) and remain on it while the chain is
             // borrowed.
             let node = unsafe { next?.as_ref() };
             next = NonNull::new(node.next().load(Relaxed));
@@ -88,20 +88,21 @@ impl<T: Linked> Chain<T> {
     /// Frees the records.
     ///
     /// # Safety
-    /// 1. They were unlinked from all lookups, and every lookup that may have found them has ended.
+    /// 1. The records were unlinked from all lookups, and every lookup that may have found them has
+    ///    ended.
     #[inline]
     pub(super) unsafe fn free<P: Platform>(self, memory: &Memory<P>) {
         let mut next = self.first;
         while let Some(node) = next {
             // SAFETY: records on the chain are live (`push`, 1).
             next = NonNull::new(unsafe { node.as_ref() }.next().load(Relaxed));
-            // SAFETY: 1. It came from the slab of its type. 2. It is not used any more (1).
+            // SAFETY: 1. The record came from the slab of its type. 2. It is no longer used (1).
             unsafe { memory.slab::<T>().free(&memory.frames, node) };
         }
     }
 }
 
-/// Page tables that were detached, linked through their metadata.
+/// Detached page tables, linked through their metadata.
 pub(crate) struct DetachedTables {
     first: u32,
     last: u32,
@@ -116,11 +117,11 @@ impl Default for DetachedTables {
 }
 
 impl DetachedTables {
-    /// Adds a detached table before the others.
+    /// Prepends a detached table.
     ///
     /// # Safety
     /// 1. The table is in no tree and on no other list.
-    /// 2. It is flushed before the list is passed to [`Batch`] or `free_unlinked`.
+    /// 2. The table is flushed before the list is passed to [`Batch`] or `free_unlinked`.
     #[inline]
     pub(crate) unsafe fn push<P: Platform>(&mut self, frames: &Frames<P>, table: Frame) {
         frames.meta(table).next.store(self.first, Relaxed);
@@ -142,7 +143,7 @@ impl DetachedTables {
         Some(table)
     }
 
-    /// Takes over the tables of the other. Constant time.
+    /// Takes over the tables of another list. Constant time.
     fn append<P: Platform>(&mut self, frames: &Frames<P>, other: Self) {
         if other.first == NONE {
             return;
@@ -174,12 +175,12 @@ impl DetachedTables {
         self.first == NONE
     }
 
-    /// Frees the tables. All read sections that could know them have ended.
+    /// Frees the tables. All read sections that could have found them have ended.
     #[inline]
     pub(super) fn free<P: Platform>(mut self, memory: &Memory<P>) {
         while let Some(table) = self.pop(&memory.frames) {
-            // SAFETY: 1. obligations 1 and 2 of `push`, and the readers have left; 2. it was on
-            // this list.
+            // SAFETY: 1. obligations 1 and 2 of `push`, and the read sections have ended; 2. the
+            // table was on this list.
             unsafe { release_table(memory, table) };
         }
     }
@@ -197,7 +198,7 @@ struct RecordChain<P: Platform> {
     /// The link of the last record.
     last: *const AtomicPtr<Opaque>,
     count: u32,
-    /// [`RecordChain::free_as`] of the type, once the chain has records.
+    /// The instance of [`RecordChain::free_as`] for the record type, once the chain has records.
     free: unsafe fn(&mut Self, &Memory<P>, u32),
 }
 
@@ -216,7 +217,7 @@ impl<P: Platform> RecordChain<P> {
         Self { first, last, count: chain.count, free: Self::free_as::<T> }
     }
 
-    /// Takes over the records of another list, which have the same type. Constant time.
+    /// Takes over the records of another list with the same type. Constant time.
     fn append(&mut self, other: Self) {
         if other.count == 0 {
             return;
@@ -226,7 +227,7 @@ impl<P: Platform> RecordChain<P> {
             return;
         }
         // SAFETY: records on the chain are live (`Chain::push`, 1). All pointers to records have
-        // one layout, so their links do.
+        // the same layout, and therefore so do their links.
         unsafe { &*self.last }.store(other.first, Relaxed);
         self.last = other.last;
         self.count += other.count;
@@ -236,14 +237,15 @@ impl<P: Platform> RecordChain<P> {
     ///
     /// # Safety
     /// 1. The records are of this type.
-    /// 2. They were unlinked from all lookups, and every lookup that may have found them has ended.
+    /// 2. The records were unlinked from all lookups, and every lookup that may have found them has
+    ///    ended.
     unsafe fn free_as<T: Linked>(&mut self, memory: &Memory<P>, most: u32) {
         for _ in 0..most.min(self.count) {
             let Some(node) = NonNull::new(self.first.cast::<T>()) else { return };
-            // SAFETY: records on the chain are live (`Chain::push`, 1), and have the type (1).
+            // SAFETY: records on the chain are live (`Chain::push`, 1) and have this type (1).
             self.first = unsafe { node.as_ref() }.next().load(Relaxed).cast();
             self.count -= 1;
-            // SAFETY: 1. It came from the slab of its type. 2. It is not used any more (2).
+            // SAFETY: 1. The record came from the slab of its type. 2. It is no longer used (2).
             unsafe { memory.slab::<T>().free(&memory.frames, node) };
         }
     }
@@ -262,21 +264,21 @@ impl<P: Platform> Default for Batch<P> {
     }
 }
 
-/// A table's weight against the limit, if a record counts 1: a frame has room for about that number
-/// of records.
+/// A table's weight against the limit, where a record counts 1: a frame has room for about that
+/// number of records.
 const TABLE: u64 = 8;
 
 impl<P: Platform> Batch<P> {
-    /// A batch of tables only.
+    /// A batch that contains only tables.
     #[inline]
     pub(crate) fn of(tables: DetachedTables) -> Self {
         Self { tables, records: [const { RecordChain::NONE }; DEFERRED_KINDS] }
     }
 
-    /// The batch with the records of the chain, the only ones of their type.
+    /// The batch with the records of the chain, which are the only records of their type in it.
     #[inline]
     pub(crate) fn with<T: Linked>(mut self, chain: Chain<T>) -> Self {
-        // No record is larger than its weight allows.
+        // No record is larger than its weight implies.
         const { assert!(size_of::<T>() <= PAGE_SIZE as usize / TABLE as usize) };
         self.records[T::KIND as usize] = RecordChain::of(chain);
         self
@@ -293,7 +295,7 @@ impl<P: Platform> Batch<P> {
         self.tables.is_empty() && self.records.iter().all(|records| records.count == 0)
     }
 
-    /// Takes over the items of the other. Constant time.
+    /// Takes over the items of another batch. Constant time.
     pub(super) fn append(&mut self, frames: &Frames<P>, other: Self) {
         self.tables.append(frames, other.tables);
         self.records.iter_mut().zip(other.records).for_each(|(mine, other)| mine.append(other));
@@ -315,8 +317,8 @@ impl<P: Platform> Batch<P> {
         while left > 0
             && let Some(table) = self.tables.pop(&memory.frames)
         {
-            // SAFETY: 1. obligations 1 and 2 of `push`, and the readers have left; 2. it was on
-            // this list.
+            // SAFETY: 1. obligations 1 and 2 of `push`, and the read sections have ended; 2. the
+            // table was on this list.
             unsafe { release_table(memory, table) };
             left -= 1;
         }
@@ -324,7 +326,7 @@ impl<P: Platform> Batch<P> {
             let before = records.count;
             // SAFETY: 1. The function came with the records. 2. They were unlinked before
             // (obligation 2 of `push`): a VMA from the index and all lists, an anon group without
-            // VMAs and children, an area from the index of its map. The readers have left.
+            // VMAs and children, an area from the index of its map. The read sections have ended.
             unsafe { (records.free)(records, memory, left) };
             left -= before - records.count;
         }
@@ -341,14 +343,15 @@ pub(super) const fn frames_of_weight(weight: u64) -> u64 {
     weight.div_ceil(TABLE)
 }
 
-/// Frees a detached table, or leaves that to the caller that decrements its pending count to zero.
+/// Frees a detached table, or leaves the free to the thread that lowers its pending count to zero.
 ///
 /// # Safety
-/// 1. The table is detached and flushed, and all read sections that could know it have ended.
-/// 2. It is released once.
+/// 1. The table is detached and flushed, and all read sections that could have found it have ended.
+/// 2. The table is released only once.
 unsafe fn release_table<P: Platform>(memory: &Memory<P>, table: Frame) {
     if memory.frames.table(table).release() == Last::Yes {
-        // SAFETY: 1. the caller's obligation 2, and no flush is pending; 2. its obligation 1.
+        // SAFETY: 1. the caller's obligation 2, and no flush is pending; 2. the caller's obligation
+        // 1.
         unsafe { memory.frames.free(table, Order::PAGE) };
     }
 }

@@ -1,4 +1,4 @@
-//! A queue behind its lock, with the weight that waits in it.
+//! A queue with its lock and the weight of its items.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -8,16 +8,16 @@ use crate::Memory;
 use crate::platform::Platform;
 use crate::sync::Mutex;
 
-/// Items that wait for readers, of the calls on one CPU or of all CPUs without a queue of their
-/// own.
+/// Items that wait for a grace period, from calls on one CPU or on all CPUs without their own
+/// queue.
 pub(crate) struct LockedQueue<P: Platform> {
     queue: Mutex<P::SpinLock, Queue<Batch<P>>>,
-    /// The weight of the items in the queue, and of those that a thread is freeing. Written with
-    /// the lock held.
+    /// The weight of the items in the queue and of those that a thread is freeing. Written under
+    /// the lock.
     waiting: AtomicU64,
-    /// The weight of all items that were ever added. Written with the lock held.
+    /// The weight of all items ever added. Written under the lock.
     ever: AtomicU64,
-    /// Changes when a drain that waits for the queue must try again.
+    /// Changes when a drain that waits for the queue must retry.
     turn: AtomicU32,
 }
 
@@ -34,7 +34,7 @@ impl<P: Platform> LockedQueue<P> {
     /// The weight of the waiting items.
     #[inline]
     pub(super) fn waiting(&self) -> u64 {
-        // Acquire: a thread that reads a lower weight sees the memory free.
+        // Acquire: a thread that reads a lower weight sees the freed memory.
         self.waiting.load(Ordering::Acquire)
     }
 
@@ -43,7 +43,7 @@ impl<P: Platform> LockedQueue<P> {
         self.ever.load(Ordering::Relaxed)
     }
 
-    /// Adds items that were unlinked before.
+    /// Adds items that were unlinked before the call.
     pub(super) fn add(&self, memory: &Memory<P>, batch: Batch<P>) {
         let weight = batch.weight();
         let mut queue = self.queue.lock();
@@ -52,7 +52,7 @@ impl<P: Platform> LockedQueue<P> {
         queue.push(memory, batch);
     }
 
-    /// Frees up to `most` items whose readers have all left.
+    /// Frees up to `most` items whose grace period is over.
     pub(super) fn free_ripe(&self, memory: &Memory<P>, most: u32) {
         let ripe = self.queue.lock().take_ripe(memory);
         if let Some(ripe) = ripe {
@@ -65,8 +65,8 @@ impl<P: Platform> LockedQueue<P> {
         self.waiting() > 0 && self.queue.lock().close_for(memory, drain)
     }
 
-    /// Frees all items that were added before the drain with this number began. It has waited for
-    /// the readers.
+    /// Frees all items that were added before the drain with this number began. The drain has
+    /// waited for the readers.
     pub(super) fn free_drained(&self, memory: &Memory<P>, drain: u64) {
         while self.waiting() > 0 {
             let turn = self.turn.load(Ordering::Acquire);
@@ -97,10 +97,10 @@ impl<P: Platform> LockedQueue<P> {
         }
     }
 
-    /// Moves all items to another queue, in which they get a grace period of their own. Items that
-    /// a thread frees just now stay with it. No other call of this function runs.
+    /// Moves all items to another queue, in which they get their own grace period. Items that a
+    /// thread is currently freeing remain with that thread. Calls of this function do not overlap.
     ///
-    /// Both locks are held at once, so that no drain passes both queues between them; `moved` is
+    /// Both locks are held at once, so that no drain passes both queues during the move; `moved` is
     /// called before the weights change.
     pub(super) fn hand_over(&self, memory: &Memory<P>, to: &Self, moved: impl FnOnce()) {
         {

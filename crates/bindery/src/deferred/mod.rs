@@ -1,52 +1,53 @@
-//! Freeing without waiting for readers.
+//! Deferred frees, which do not wait for readers.
 //!
 //! Tables, VMAs, anon groups and kernel areas are found in read sections, without a lock. So their
-//! memory is freed a grace period after they were unlinked: when all read sections that could have
-//! found them have ended ([`Platform::grace_period`]). No call waits for that. Items that a call
-//! has unlinked are freed at once if no reader exists. Otherwise they wait here until a later call
-//! finds the grace period over ([`queue`]).
+//! memory is freed a grace period after their unlinking, when all read sections that could have
+//! found them have ended ([`Platform::grace_period`]). No call waits for the grace period. Items
+//! that a call has unlinked are freed at once if no reader exists. Otherwise they wait here until a
+//! later call finds the grace period over ([`queue`]).
 //!
 //! # A queue for each CPU
-//! Each online CPU has a queue of its own, on cache lines of its own. A call adds to the queue of
-//! its CPU, and frees only from that queue. CPUs that were never online share one queue. A thread
-//! that migrates to another CPU may use the queue of its previous one: each queue has a lock.
+//! Each online CPU has its own queue, on its own cache lines. A call adds to the queue of its CPU
+//! and frees only from that queue. CPUs that were never online share one queue. A thread that
+//! migrates to another CPU may use the queue of its previous CPU, so each queue has a lock.
 //!
-//! If only the caller's CPU is online, items are freed at once: no other CPU can be in a read
-//! section (`Cpus::no_other_reads`). When a CPU is taken offline, another one takes over its items,
-//! with a new grace period ([`hand_over`]). Drains ([`queue::Queue`]) and [`Memory::trim`] visit
-//! all queues.
+//! If only the caller's CPU is online, items are freed at once, because no other CPU can be in a
+//! read section (`Cpus::no_other_reads`). When a CPU is taken offline, another CPU takes over its
+//! items, with a new grace period ([`hand_over`]). Drains ([`queue::Queue`]) and [`Memory::trim`]
+//! visit all queues.
 //!
 //! # Callers that may wait
 //! A call that holds a lock only adds items ([`Batch::free_after_readers`]). A call from the
 //! embedder that has released all locks tests whether items can be freed ([`Memory::outermost`]),
-//! and frees at most [`FREED_AT_ONCE`] of them, so that no call pays for all others. Only two
+//! and frees at most [`FREED_AT_ONCE`] of them, so no call bears the cost of all others. Only two
 //! callers wait for readers, both without locks and outside read sections:
-//! - a caller that finds more waiting than [`Memory::deferred_limit`]: memory must not run out
-//!   because of a slow reader;
+//! - a caller that finds more waiting items than [`Memory::deferred_limit`], because a slow reader
+//!   must not exhaust memory;
 //! - a caller that would fail for lack of memory ([`Memory::retry`]).
 //!
-//! With a lock held, the second would never return:
-//! 1. CPU A holds an object's lock, and waits until CPU B leaves its read section.
+//! If the second kind of caller held a lock, it could deadlock:
+//! 1. CPU A holds an object's lock and waits until CPU B leaves its read section.
 //! 2. CPU B was preempted in that section by a thread that waits for the lock.
 //!
 //! # The bound
 //! Waiting items are counted in frames; 8 records count as one. The limit is a 128th of the memory,
-//! but at least 1 MiB and at most 64 MiB. One call may exceed it by the items that it has unlinked
-//! itself. It frees those before it returns.
+//! but at least 1 MiB and at most 64 MiB. One call may exceed the limit by the items that it has
+//! unlinked itself, which it frees before it returns.
 //!
-//! No call adds up all queues as long as few items wait. The *share* of a queue is half of the
-//! limit, divided by the number of queues. A call that leaves more than its share in its queue adds
-//! up all of them, and drains them if the sum is above half of the limit. So the limit holds for
-//! the sum:
-//! 1. Queues within their shares hold at most half of the limit.
-//! 2. The others have not grown since the last of their calls found a sum of at most half of it.
+//! No call adds up all queues while few items wait. The *share* of a queue is half of the limit,
+//! divided by the number of queues. A call that leaves more than this share in its queue adds up
+//! all queues, and drains them if the sum exceeds half of the limit. So the limit holds for the
+//! sum:
+//! 1. Queues within their shares hold at most half of the limit together.
+//! 2. The other queues have not grown since the last of their calls found a sum of at most half of
+//!    the limit.
 //!
-//! A CPU that comes online for the first time makes all shares smaller. Until the next calls on the
+//! When a CPU is brought online for the first time, all shares shrink. Until the next calls on the
 //! other CPUs, the sum may exceed the limit by half.
 //!
 //! # Memory that is freed without waiting
-//! Pages that were mapped, objects, and the frames of a kernel area: every user of them in a read
-//! section has a count or a lock of its own. They are freed after the flush.
+//! Pages that were mapped, objects, and the frames of a kernel area are freed after the flush,
+//! because every user of them in a read section has its own count or lock.
 //!
 //! | file | idea |
 //! |---|---|
@@ -74,14 +75,14 @@ pub(crate) use batch::{Batch, Chain, DetachedTables, Linked};
 pub(crate) use locked::LockedQueue;
 use queue::QueueMachine;
 
-/// The number of other calls' items that one call frees.
+/// The maximum number of other calls' items that one call frees.
 const FREED_AT_ONCE: u32 = 64;
-/// The lowest limit of waiting frames: 1 MiB.
+/// The minimum of the limit of waiting frames: 1 MiB.
 const LEAST_LIMIT: u64 = 256;
-/// The highest limit of waiting frames: 64 MiB.
+/// The maximum of the limit of waiting frames: 64 MiB.
 const MOST_LIMIT: u64 = 16_384;
 
-/// Items that were unlinked and wait for readers, at one moment.
+/// Snapshot of the unlinked items that wait for a grace period.
 ///
 /// ```
 /// use bindery::{Memory, Platform};
@@ -96,13 +97,13 @@ pub struct Deferred {
     pub tables: u64,
     /// Records of mappings, anon groups and kernel areas: at most 512 bytes each.
     pub records: u64,
-    /// The total that has ever waited, in frames; 8 records count as one.
+    /// The total number of items that have ever waited, in frames; 8 records count as one.
     pub ever: u64,
     /// The number of times that a call has waited for readers so far ([`Platform::synchronize`]).
     pub waits: u64,
 }
 
-/// The items of a memory that wait for readers.
+/// The items of a memory that wait for a grace period.
 pub(crate) struct Deferral<P: Platform> {
     /// The queue of all calls on CPUs that were never online.
     shared: CachePadded<LockedQueue<P>>,
@@ -111,9 +112,9 @@ pub(crate) struct Deferral<P: Platform> {
     /// The number of times that items were handed over from one queue to another.
     hand_overs: AtomicU64,
     waits: AtomicU64,
-    /// The weight beyond which a caller waits.
+    /// The weight beyond which a caller waits for readers.
     limit: u64,
-    /// The weight in one queue up to which its callers ignore the other queues.
+    /// The weight in one queue up to which callers ignore the other queues.
     share: AtomicU64,
 }
 
@@ -154,10 +155,11 @@ impl<P: Platform> QueueMachine for Memory<P> {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Waits for the readers of all items that were unlinked before the call, and frees them: page
-    /// tables and records of the core. The core does so itself before it fails for lack of memory.
-    /// An embedder calls it before it allocates memory for itself ([`Memory::allocate_frames`]), or
-    /// to verify that nothing has leaked. [`Memory::deferred`] shows the waiting items.
+    /// Waits for the readers of all items that were unlinked before the call, and frees the items:
+    /// page tables and records of the core. The core itself does this before it fails for lack of
+    /// memory. An embedder calls this function before it allocates memory for itself
+    /// ([`Memory::allocate_frames`]), or to verify that nothing has leaked. [`Memory::deferred`]
+    /// reports the waiting items.
     ///
     /// Context: may sleep, but not with a lock held for which a reader may wait. Complexity: linear
     /// in the waiting items.
@@ -165,7 +167,7 @@ impl<P: Platform> Memory<P> {
         drain(self);
     }
 
-    /// The items that wait for readers. Holds a lock for a constant number of steps.
+    /// The items that wait for a grace period. Holds a lock for a constant number of steps.
     ///
     /// Context: spins.
     pub fn deferred(&self) -> Deferred {
@@ -188,7 +190,7 @@ impl<P: Platform> Deferral<P> {
         core::iter::once(&*self.shared).chain(own)
     }
 
-    /// Divides half of the limit among the queues. Called when a CPU has got its queue.
+    /// Divides half of the limit among the queues. Called when a CPU has received its queue.
     pub(crate) fn share_limit(&self, cpus: &Cpus<P>) {
         let share = self.limit / 2 / self.queues(cpus).count() as u64;
         self.share.store(share, Ordering::Relaxed);
@@ -202,7 +204,7 @@ impl<P: Platform> Deferral<P> {
     /// Whether callers must wait for readers: the items of all queues weigh too much.
     fn is_above_limit(&self, cpus: &Cpus<P>) -> bool {
         let all: u64 = self.queues(cpus).map(LockedQueue::waiting).sum();
-        // With queues of CPUs, those below their shares may hold the other half.
+        // If CPUs have queues, those within their shares may hold the other half.
         let has_queues = cpus.records().next().is_some();
         all > if has_queues { self.limit / 2 } else { self.limit }
     }
@@ -225,8 +227,8 @@ impl<P: Platform> Deferral<P> {
 }
 
 impl<P: Platform> Batch<P> {
-    /// Frees the items that the caller has unlinked, now or after all readers have left. Never
-    /// waits; locks may be held, but the caller is in no read section.
+    /// Frees the items that the caller has unlinked, at once or after a grace period. Never waits;
+    /// the caller may hold locks but is in no read section.
     #[inline]
     pub(crate) fn free_after_readers(mut self, memory: &Memory<P>) {
         if self.is_empty() {
@@ -240,8 +242,8 @@ impl<P: Platform> Batch<P> {
     }
 }
 
-/// Like [`Batch::free_after_readers`], for tables and for records of two types. If no reader is
-/// left, the usual case, makes no batch of them.
+/// Like [`Batch::free_after_readers`], for tables and for records of two types. In the usual case,
+/// when no reader is left, creates no batch.
 ///
 /// # Safety
 /// 1. The records were unlinked from all lookups.
@@ -267,8 +269,8 @@ pub(crate) unsafe fn free_unlinked<P: Platform, A: Linked, B: Linked>(
     }
 }
 
-/// Whether no read section remains that could have found the items that the caller has just
-/// unlinked.
+/// Whether every read section that could have found the items just unlinked by the caller has
+/// ended.
 #[inline]
 fn no_reader_left<P: Platform>(memory: &Memory<P>) -> bool {
     queue::no_reader_left(memory) || memory.cpus.no_other_reads(memory.platform())
@@ -288,7 +290,7 @@ fn own_queue<P: Platform>(memory: &Memory<P>) -> &LockedQueue<P> {
     }
 }
 
-/// Whether any item waits for readers.
+/// Whether any item waits for a grace period.
 pub(crate) fn has_items<P: Platform>(Memory { deferred, cpus, .. }: &Memory<P>) -> bool {
     deferred.queues(cpus).any(|queue| queue.waiting() > 0)
 }
@@ -311,19 +313,20 @@ fn free_some_of<P: Platform>(memory: &Memory<P>, queue: &LockedQueue<P>) {
     }
 }
 
-/// Frees all items whose readers have all left.
+/// Frees all items whose grace period is over.
 pub(crate) fn free_all_ripe<P: Platform>(memory: &Memory<P>) {
     memory.deferred.queues(&memory.cpus).for_each(|queue| queue.free_ripe(memory, u32::MAX));
 }
 
-/// Gives a CPU that comes online the items that calls have deferred before any CPU was online: from
-/// now on no call uses the shared queue. Called with the lock of all changes held.
+/// Moves the items that calls deferred before any CPU was online to the queue of a CPU that is
+/// brought online: from now on no call uses the shared queue. Called with the lock for all changes
+/// of CPUs held.
 pub(crate) fn adopt<P: Platform>(memory: &Memory<P>, record: &CpuRecord<P>) {
     hand_over_queue(memory, &memory.deferred.shared, &record.deferred);
 }
 
-/// Gives the items of a CPU that is taken offline to one that stays online, or to the shared queue.
-/// They get a new grace period. Called with the lock of all changes held.
+/// Moves the items of a CPU that is taken offline to a CPU that remains online, or to the shared
+/// queue. Their grace period starts anew. Called with the lock for all changes of CPUs held.
 pub(crate) fn hand_over<P: Platform>(
     memory: &Memory<P>,
     from: &CpuRecord<P>,
@@ -341,7 +344,7 @@ fn hand_over_queue<P: Platform>(memory: &Memory<P>, from: &LockedQueue<P>, to: &
     }
 }
 
-/// Waits for the readers of all items that were unlinked before the call, and frees them.
+/// Waits for the readers of all items that were unlinked before the call, and frees the items.
 fn drain<P: Platform>(memory: &Memory<P>) {
     let hand_overs = &memory.deferred.hand_overs;
     loop {
@@ -349,7 +352,7 @@ fn drain<P: Platform>(memory: &Memory<P>) {
         if has_items(memory) {
             drain_queues(memory);
         }
-        // Otherwise items may have come to a queue that was drained already.
+        // Items may have been handed over to a queue that was already drained.
         if hand_overs.load(Ordering::Acquire) == before {
             return;
         }

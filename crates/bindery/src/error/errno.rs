@@ -229,7 +229,7 @@ pub enum Operation {
     Madvise,
     /// `brk(2)`.
     Brk,
-    /// `mlock(2)` and its kin.
+    /// `mlock(2)` and related calls.
     Mlock,
     /// `mincore(2)`.
     Mincore,

@@ -4,8 +4,8 @@ use super::{Error, FaultError};
 
 /// No frame was free for a page, a table or a record. The allocation changed nothing.
 ///
-/// It is not a public error. Only [`Memory::retry`] and [`Memory::outermost`], which reclaim memory
-/// first, turn it into one: a public call that does not reclaim has no error to return.
+/// This is not a public error. Only [`Memory::retry`] and [`Memory::outermost`], which first
+/// reclaim memory, convert it, so a public call that does not reclaim has no error to return.
 ///
 /// [`Memory::retry`]: crate::Memory::retry
 /// [`Memory::outermost`]: crate::Memory::outermost
@@ -15,10 +15,11 @@ pub(crate) struct NoMemory;
 /// The reason why one attempt of a call failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Failure<E = Error> {
-    /// Lack of a frame: the call reclaims memory, and makes another attempt.
+    /// No free frame: the call reclaims memory and makes another attempt.
     NoMemory,
-    /// A reason that memory does not change. A limit of the process or of the machine
-    /// ([`Error::LimitReached`], [`Error::Overcommitted`]) is one, though Linux calls it `ENOMEM`.
+    /// A reason that more memory would not remove. Limits of the process or of the machine
+    /// ([`Error::LimitReached`], [`Error::Overcommitted`]) are such reasons, although Linux returns
+    /// `ENOMEM` for them.
     Refused(E),
 }
 
@@ -51,9 +52,9 @@ impl<E: CallError> From<E> for Failure<E> {
 }
 
 impl<E: CallError> Failure<E> {
-    /// The failure of a call whose second attempt would repeat its changes: it ends here, without
-    /// reclaim. The only way around [`Memory::retry`]; `docs/swap.md` has a list of the calls that
-    /// take it.
+    /// The failure of a call whose second attempt would repeat its changes, so the call ends here
+    /// without reclaim. Only this function bypasses [`Memory::retry`]; `docs/swap.md` lists the
+    /// calls that use it.
     ///
     /// [`Memory::retry`]: crate::Memory::retry
     #[cold]

@@ -16,8 +16,8 @@ use core::fmt;
 use crate::addr::VirtAddr;
 use crate::arch::ProtectionKey;
 
-/// The reason of a failure. A failed call has changed nothing, unless the operation's documentation
-/// says otherwise.
+/// The reason for a failure. A failed call has changed nothing, unless the operation's
+/// documentation says otherwise.
 ///
 /// ```
 /// use bindery::{Errno, Error, Operation};
@@ -31,7 +31,7 @@ pub enum Error {
     Unaligned(VirtAddr),
     /// The length is zero, or becomes zero when rounded up to pages.
     ZeroLength,
-    /// The range leaves the addresses that user space may have.
+    /// The range extends beyond the addresses of user space.
     OutOfRange {
         /// The end of the permitted addresses, exclusive.
         limit: VirtAddr,
@@ -45,7 +45,7 @@ pub enum Error {
     },
     /// The range has a mapping, and the caller asked not to replace it.
     Exists(VirtAddr),
-    /// The call needs a mapping at the address, and there is none.
+    /// The call needs a mapping at the address, but none exists.
     NotMapped(VirtAddr),
     /// The range extends beyond the mapping in which it begins.
     CrossesMapping {
@@ -58,7 +58,7 @@ pub enum Error {
     TooManyMappings,
     /// No free range of addresses is long enough, or the mapping cannot grow in place.
     NoRoom,
-    /// Physical memory ran out. The embedder may free some and call again.
+    /// Physical memory ran out. The embedder may free memory and retry.
     OutOfMemory,
     /// Only shared mappings can be duplicated by a length of zero.
     NotShared,
@@ -66,7 +66,7 @@ pub enum Error {
     LimitReached,
     /// The process would exceed its limit of locked memory.
     LockLimit,
-    /// The process may lock no memory at all.
+    /// The process may not lock any memory.
     LockForbidden,
     /// The request would exceed the limit of committed memory ([`crate::Overcommit`]).
     Overcommitted,
@@ -84,22 +84,22 @@ pub enum Error {
     Locked(VirtAddr),
     /// The content could not be read from, or written to, the object's storage.
     InputOutput,
-    /// The offset or length is more than an object can have.
+    /// The offset or length exceeds an object's maximum.
     TooLarge,
     /// The object's storage has no room for more.
     NoSpace,
     /// The object's storage does not support the operation.
     NotSupported,
-    /// The object shows the frames of a device: it has no content that a call could change.
+    /// The object shows the frames of a device and has no content that a call could change.
     NoContent,
     /// An access to the page would raise a signal.
     Fault(VirtAddr),
     /// The requested pages are not available now.
     TryAgain,
-    /// The thread is about to be killed ([`crate::Platform::fatal_signal`]). Work done before stays
-    /// done, unless the call's documentation says otherwise.
+    /// The thread is about to be killed ([`crate::Platform::fatal_signal`]). The completed work is
+    /// not undone, unless the call's documentation says otherwise.
     Interrupted,
-    /// The build leaves the operation out: it takes a feature of the crate.
+    /// The build excludes the operation, which requires a feature of the crate.
     NotBuilt,
 }
 
@@ -167,7 +167,7 @@ impl core::error::Error for Error {}
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum FaultError {
-    /// Nothing is mapped there (SIGSEGV, `SEGV_MAPERR`).
+    /// No mapping exists at the address (SIGSEGV, `SEGV_MAPERR`).
     NotMapped,
     /// The mapping does not allow the access (SIGSEGV, `SEGV_ACCERR`).
     Protection,
@@ -175,10 +175,10 @@ pub enum FaultError {
     ProtectionKey(ProtectionKey),
     /// The page's content is lost or not available (SIGBUS).
     Bus,
-    /// Physical memory ran out; nothing has changed, and the access may be tried again.
+    /// Physical memory ran out; nothing has changed, and the access may be retried.
     OutOfMemory,
-    /// A signal came while the fault waited for a userfaultfd's handler ([`crate::Userfault`]).
-    /// Nothing has changed: the embedder handles the signal, and the access may be tried again.
+    /// A signal arrived while the fault waited for a userfaultfd's handler ([`crate::Userfault`]).
+    /// Nothing has changed; the embedder handles the signal, and the access may be retried.
     Interrupted,
 }
 
@@ -212,12 +212,12 @@ pub enum PinError {
     Fault(FaultError),
     /// The address space would exceed its limit of pinned memory ([`crate::Limits::pinned`]).
     LimitReached,
-    /// The folio has the maximum number of pins for such an address space.
+    /// The folio has the maximum number of pins that such an address space may use.
     FolioLimit,
 }
 
 impl PinError {
-    /// The errno that Linux returns for it (`pin_user_pages` and its callers).
+    /// The errno that Linux returns for this reason (`pin_user_pages` and its callers).
     ///
     /// Context: any.
     pub fn errno(self) -> Errno {

@@ -1,7 +1,7 @@
-//! The choice of victims: what reclaim makes of all that it sees of a folio.
+//! The choice of victims: how reclaim evaluates its observations of a folio.
 //!
-//! Every decision about age is made here. The tables and objects report whether a folio was used,
-//! and the swap slots report how long it was evicted.
+//! This file makes every decision about age. Page tables and objects report whether a folio was
+//! used; the swap slots report how long it was evicted.
 //!
 //! ```text
 //!              cold        referenced   hot        passing
@@ -15,12 +15,13 @@
 //! | soon after it went out: before half as many went out as there are frames in use | hot |
 //! | by faults that go through memory in order | passing, however soon |
 //!
-//! A call that copies from a folio, as `read(2)`, makes a cold one referenced and a referenced one
-//! hot.
+//! A call that copies from a folio, such as `read(2)`, makes a cold folio referenced and a
+//! referenced folio hot.
 //!
-//! A program touched a *passing* folio on its way through its memory. It most likely needs all
-//! other folios before this one again, and those would have to be evicted in its place. So passing
-//! folios are evicted first ([`crate::reclaim`]), though they were used last.
+//! A *passing* folio was accessed by a program that proceeds through its memory in order. The
+//! program most likely needs all its other folios before this one again, and these would otherwise
+//! be evicted instead. So passing folios are evicted first ([`crate::reclaim`]), although they were
+//! used most recently.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -31,26 +32,27 @@ use crate::platform::Platform;
 /// The use of a folio, as far as reclaim knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Age {
-    /// It was not found used.
+    /// The folio was not found used.
     Cold,
-    /// It was used between the last two scans.
+    /// The folio was used between the last two scans.
     Referenced,
-    /// It was used before each of two scans, or was needed soon after its eviction.
+    /// The folio was used before each of two scans, or was needed soon after its eviction.
     Hot,
-    /// A program needed it that continues from page to page.
+    /// The folio was needed by a program that proceeds from page to page.
     Passing,
 }
 
-/// Whether reclaim may evict a folio that it has looked at.
+/// Whether reclaim may evict a folio that it has examined.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Eviction {
-    /// It is evicted.
+    /// Reclaim may evict the folio now.
     May,
-    /// It was used, or was hot until now.
+    /// Not in this turn: the folio was used, or was hot until now.
     Later,
 }
 
-/// A turn of reclaim's clock: whether its number is odd. Each turn examines a folio once.
+/// A turn of reclaim's clock, identified by the parity of its number. Each turn examines a folio
+/// once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Turn {
     Even,
@@ -78,14 +80,14 @@ impl Age {
         }
     }
 
-    /// The age of a folio that comes back, unless it is passing: `distance` pages were evicted
-    /// since it was, and `used` frames are in use.
+    /// The age of a folio that is read from swap, unless it is passing: `distance` pages were
+    /// evicted after it, and `used` frames are in use.
     pub(crate) const fn of_return(distance: u32, used: u32) -> Self {
         if distance < used / 2 { Self::Hot } else { Self::Cold }
     }
 
-    /// The age after another examination, which has found whether the folio was used since the last
-    /// one. `None`: evict it.
+    /// The age after another examination, given whether the folio was used since the previous one.
+    /// `None`: evict the folio.
     const fn after_look(self, used: bool) -> Option<Self> {
         match (self, used) {
             (Self::Cold | Self::Passing, true) => Some(Self::Referenced),
@@ -109,24 +111,24 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
 }
 
 impl ReclaimState<'_> {
-    /// The use of the folio so far.
+    /// The recorded use of the folio.
     pub(crate) fn age(self) -> Age {
         Age::of(self.0.load(Relaxed))
     }
 
-    /// Notes what is known of the folio's use.
+    /// Records the folio's use.
     pub(crate) fn set_age(self, age: Age) {
         let state = self.0;
         let changed = (state.load(Relaxed) & Age::BITS) ^ age.bits();
         if changed != 0 {
-            // In one step: every value of the two bits has a meaning. If two threads do so at once,
-            // the result may be one that neither intended; that is the only effect.
+            // One step, because every value of the two bits has a meaning. Two concurrent changes
+            // may leave an age that neither thread intended; that is their only effect.
             state.fetch_xor(changed, Relaxed);
         }
     }
 
-    /// Updates the age after another examination of the folio, which has found whether it was used
-    /// since the last one. Returns whether the folio may be evicted.
+    /// Updates the age after another examination of the folio, given whether it was used since the
+    /// previous one. Returns whether the folio may be evicted.
     pub(crate) fn update_age(self, used: bool) -> Eviction {
         match self.age().after_look(used) {
             Some(age) => {
@@ -137,10 +139,10 @@ impl ReclaimState<'_> {
         }
     }
 
-    /// Notes that a call has read from the folio. Entries record the accesses of programs; a copy
-    /// leaves no record there. So a folio that is read twice between two examinations is hot, and
-    /// one that is read once is evicted as if it had not been read (Linux: `mark_page_accessed`). A
-    /// passing one stays so if the read continues from the last one.
+    /// Records that a call has read from the folio, because page table entries record only the
+    /// accesses of programs. A folio that is read twice between two examinations is hot; a folio
+    /// that is read once is evicted as if it had not been read (Linux: `mark_page_accessed`). A
+    /// passing folio remains passing if the read continues the previous one.
     pub(crate) fn note_read(self, goes_on: bool) {
         let age = match self.age() {
             Age::Passing if goes_on => Age::Passing,
@@ -150,7 +152,7 @@ impl ReclaimState<'_> {
         self.set_age(age);
     }
 
-    /// Whether reclaim has looked at the folio in this turn of its clock already.
+    /// Whether reclaim has examined the folio in this turn of its clock.
     pub(crate) fn is_looked_at(self, turn: Turn) -> bool {
         let looked = self.0.load(Relaxed) & LOOKED != 0;
         looked == (turn == Turn::Odd)

@@ -1,17 +1,16 @@
-//! Whether a process may be the only one that maps a folio, as far as the folio's own state can
-//! tell.
+//! Whether one process may have all mappings of a folio, judged from the folio's own state.
 //!
-//! The count does not tell which process has a mapping. So a process that needs to know whether all
-//! mappings are its own walks its entries for the folio, and compares. After a fork, each fault of
-//! 512 would do so. Two bounds avoid the walk:
+//! The count does not identify the processes that have mappings. So a process that needs to know
+//! whether all mappings are its own walks its entries for the folio and compares the numbers. After
+//! a fork, each of the 512 faults of a folio would start such a walk. Two bounds avoid it:
 //!
-//! 1. A process has at most one entry for each page that fits into the mapping. More mappings
-//!    than that, a reference or a pin: others have the folio.
-//! 2. A walk that finds `n` entries of one process among more mappings leaves a note: others have
-//!    the folio as long as it has more than `n`. The note is in eighths of the folio's pages,
-//!    rounded down. A walk needs fewer mappings than the note allows, and leaves one that allows
-//!    less. So there are at most eight walks that find others, whatever the pages that each process
-//!    gives up.
+//! 1. A process has at most one entry for each page that fits into the mapping. If the folio has
+//!    more mappings, a reference or a pin, other holders exist.
+//! 2. A walk that finds `n` entries of one process among more mappings leaves a note: as long as
+//!    the folio has more than `n` mappings, others have some of them. The note counts eighths of
+//!    the folio's pages, rounded down. A walk starts only if the folio has fewer mappings than the
+//!    note allows, and then lowers the note. So at most eight walks can find mappings of others,
+//!    regardless of the pages that each process unmaps.
 //!
 //! ```text
 //!                             mappings   note      a write of the child
@@ -22,8 +21,9 @@
 //! the parent exits                255    256       walks: all are its own; no note; reuses
 //! ```
 //!
-//! A note never permits reuse, so an outdated note costs copies, not correctness: up to an eighth
-//! of the pages, or all if the process has mapped pages of the folio again since.
+//! A note never permits reuse, so an outdated note costs only copies, not correctness: copies of up
+//! to an eighth of the pages, or of all pages if the process has mapped pages of the folio again
+//! since.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -35,7 +35,7 @@ use crate::platform::Platform;
 /// The maximum of a note: it permits no walk.
 const ALL_EIGHTHS: u32 = 8;
 
-/// The maximum number of mappings of a folio of `pages` pages with which its note permits a walk.
+/// The maximum number of mappings at which a note permits a walk for a folio of `pages` pages.
 const fn allowed(pages: u32, note: u32) -> u32 {
     pages * (ALL_EIGHTHS - note) / ALL_EIGHTHS
 }
@@ -46,14 +46,15 @@ const fn note_in(state: u32) -> u32 {
 }
 
 impl<'a, P: Platform> FolioHandle<'a, P> {
-    /// The mappings of the folio that a process does not have.
+    /// The mappings of the folio by other processes.
     #[inline(always)]
     pub(crate) fn other_mappings(self) -> OtherMappings<'a> {
         OtherMappings { head: self.head(), pages: self.folio.pages() }
     }
 }
 
-/// The mappings of a folio, as seen by one process that has some of them: whether all are its own.
+/// The mappings of a folio, from the view of one process that has some of them. Tells whether all
+/// are its own.
 #[derive(Clone, Copy)]
 pub(crate) struct OtherMappings<'a> {
     head: &'a FrameMeta,
@@ -62,9 +63,9 @@ pub(crate) struct OtherMappings<'a> {
 }
 
 impl OtherMappings<'_> {
-    /// Whether a process with room for `most` entries of the folio's pages may have all mappings of
-    /// it, while it has no other holder. Two loads. If not, a walk over its entries would find
-    /// others; or would have, a moment ago.
+    /// Whether a process that has at most `most` entries for the folio's pages may have all
+    /// mappings of the folio, which then has no other holder. Two loads. If `false`, a walk over
+    /// the process's entries would find mappings of others, or would have found them a moment ago.
     #[inline]
     pub(crate) fn may_be_none(self, most: u32) -> bool {
         let count = self.head.count.load(Relaxed);
@@ -75,11 +76,11 @@ impl OtherMappings<'_> {
             && mappings <= allowed(self.pages, note_in(self.head.state.load(Relaxed)))
     }
 
-    /// If there are more mappings than `ours`, notes that a process has only those. It keeps them
-    /// by the locks of their tables.
+    /// If the folio has more mappings than `ours`, notes that this process has only `ours`. The
+    /// caller holds these mappings by the locks of their tables.
     pub(crate) fn note(self, ours: u32) {
         if mappings_in(self.head.count.load(Relaxed)) <= ours {
-            // Only a reference prevented the reuse, which says nothing about later writes.
+            // Only a reference prevented the reuse; this has no bearing on later writes.
             return;
         }
         let pages = self.pages;
@@ -88,11 +89,12 @@ impl OtherMappings<'_> {
             let raised = state & !SHARED_EIGHTHS | note << SHARED_SHIFT;
             (note > note_in(state)).then_some(raised)
         };
-        // Another process may have noted that already.
+        // Another process may have noted that first.
         let _ = self.head.state.fetch_update(Relaxed, Relaxed, raise);
     }
 
-    /// Clears the note: a walk has found the mappings of one process only. A load if there is none.
+    /// Clears the note after a walk that has found only the mappings of one process. Only a load if
+    /// the folio has no note.
     pub(crate) fn forget(self) {
         let state = &self.head.state;
         if state.load(Relaxed) & SHARED_EIGHTHS != 0 {

@@ -1,7 +1,8 @@
-//! Passes over many folios that entries of one table map: each is locked, given to another owner,
-//! and unlocked, by a few instructions. Folios that need more are left to the general functions.
+//! Passes over many folios that entries of one table map. Each folio is locked, assigned to another
+//! owner, and unlocked by a few instructions. Folios that need more work are left to the general
+//! functions.
 //!
-//! A frame has a *number* here: its distance from the machine's first frame.
+//! Here, the *number* of a frame is its distance from the machine's first frame.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -23,12 +24,12 @@ use crate::platform::Platform;
 #[derive(Clone, Copy)]
 pub(crate) struct FolioBatch<'a> {
     metas: Metas<'a>,
-    /// Frames that there are.
+    /// The number of frames.
     count: u64,
 }
 
-/// The lock of a folio. Dropping this does not release it: see [`FolioBatch::unlock`], and
-/// [`super::handle::FolioHandle::lock_of_batch`].
+/// The lock of a folio. Dropping this value does not release the lock; see [`FolioBatch::unlock`],
+/// and [`super::handle::FolioHandle::lock_of_batch`].
 pub(crate) struct LockedHead<'a>(&'a FrameMeta);
 
 impl<P: Platform> Frames<P> {
@@ -42,7 +43,8 @@ impl<P: Platform> Frames<P> {
 }
 
 impl<'a> FolioBatch<'a> {
-    // A bare `bool`, and a pointer after it: an `Option` of the pointer would be tested once more.
+    // A bare `bool`, and the pointer in a separate function: an `Option` of the pointer would be
+    // tested once more.
     #[inline(always)]
     fn has(self, number: u64) -> bool {
         number < self.count
@@ -58,8 +60,8 @@ impl<'a> FolioBatch<'a> {
     }
 
     /// Takes the lock of the folio of one page at frame `number`, if the page is anon-exclusive and
-    /// the lock is free. Otherwise, and perhaps if another thread sets a flag, returns `None`. The
-    /// caller keeps a mapping of it until it is unlocked.
+    /// the lock is free. Otherwise returns `None`; it may also do so if another thread sets a flag.
+    /// The caller keeps a mapping of the folio until the folio is unlocked.
     #[inline(always)]
     pub(crate) fn try_lock_single(self, number: u64) -> Option<LockedHead<'a>> {
         if !self.has(number) {
@@ -71,7 +73,7 @@ impl<'a> FolioBatch<'a> {
         Self::try_lock(head, KIND_AND_ORDER | EXCLUSIVE, free)
     }
 
-    /// Takes the lock if it is free and the bits of `mask` are `free`.
+    /// Takes the lock if it is free and the state's bits in `mask` equal `free`.
     #[inline(always)]
     fn try_lock(head: &'a FrameMeta, mask: u32, free: u32) -> Option<LockedHead<'a>> {
         let seen = head.state.load(Ordering::Relaxed);
@@ -102,7 +104,7 @@ impl<'a> FolioBatch<'a> {
         if !self.has(number) || !self.has(number + 1) {
             return None;
         }
-        // Of up to 64 pages, the bits are in the first tail. SAFETY: 1. checked above.
+        // The bits of up to 64 pages are in the first tail. SAFETY: 1. checked above.
         let exclusive = unsafe { self.head(number + 1) }.word.load(Ordering::Relaxed);
         let all = u64::MAX >> (WORD_PAGES - order.pages());
         if exclusive & all != all {
@@ -113,23 +115,24 @@ impl<'a> FolioBatch<'a> {
         Self::try_lock(head, KIND_AND_ORDER, state_of(MetaKind::Folio, order))
     }
 
-    /// Releases the lock of a folio. `false` if a thread waits for it or has orphaned
-    /// the folio: then [`super::handle::FolioHandle::see_to_marks`] is left to do.
+    /// Releases the lock of a folio. Returns `false` if a thread waits for the lock or has orphaned
+    /// the folio: the caller then calls [`super::handle::FolioHandle::see_to_marks`].
     ///
     /// # Safety
-    /// 1. The caller has got the lock here, by this number, and no guard of the folio exists.
+    /// 1. The caller acquired the lock through this type, by this number, and no guard of the folio
+    ///    exists.
     #[inline(always)]
     #[must_use]
     pub(crate) unsafe fn unlock(self, number: u64) -> bool {
-        // SAFETY: 1. checked when it was locked (obligation 1).
+        // SAFETY: 1. checked when the folio was locked (obligation 1).
         let head = unsafe { self.head(number) };
         lock::unlock_at_once(&head.state)
     }
 }
 
 impl LockedHead<'_> {
-    /// Whether exactly `mappings` entries map the folio, and it has no pin. Asked by a caller
-    /// that has just taken those entries away in a sequentially consistent step: see
+    /// Whether exactly `mappings` entries map the folio, and it has no pin. The caller has just
+    /// removed those entries in a sequentially consistent step; see
     /// [`super::handle::FolioHandle::is_pinned_since`].
     #[inline(always)]
     pub(crate) fn is_free_to_move(&self, mappings: u32) -> bool {

@@ -5,16 +5,18 @@
 //! mappings           pins          references
 //! ```
 //!
-//! Zero means that the frame has no holder, or that only its maker knows it. Every frame that is
-//! not the head of a live folio has zero there. Four rules follow, each with its function here:
+//! Zero means that the frame has no holder, or that only its creator can find the folio. In every
+//! frame that is not the head of a live folio, the word is zero. Four rules follow from this, each
+//! implemented by a function of this file:
 //!
-//! 1. *One release store leaves zero* ([`publish`]), made by the only thread that knows the folio.
-//!    It comes after all other writes of the folio's metadata.
-//! 2. *Nothing is added to zero.* [`refer`] needs neither a mapping nor a reference, and adds by
-//!    compare-exchange. A thread that finds a count has read what rule 1 published.
+//! 1. *One release store leaves zero* ([`publish`]), by the only thread that can find the folio.
+//!    The store follows all other writes of the folio's metadata.
+//! 2. *Nothing is added to zero.* [`refer`] needs neither a mapping nor a reference and adds by
+//!    compare-exchange. A thread that finds a nonzero count sees the metadata that rule 1
+//!    published.
 //! 3. *A read-modify-write of the whole word reaches zero* ([`take`], [`take_all`]). So an attempt
-//!    at a reference and a freeing have an order: either the reference is counted and the folio
-//!    stays, or the attempt finds zero.
+//!    to take a reference and the freeing of the folio are ordered: either the reference is counted
+//!    and the folio is kept, or the attempt finds zero.
 //! 4. *A split freezes the folio*: the word becomes zero first ([`take_all`]), and each part is
 //!    published separately.
 //!
@@ -35,13 +37,13 @@ use crate::sync::word::Word;
 pub(crate) const REFERENCE: u64 = 1;
 /// The bits that count references.
 pub(super) const REFERENCES: u64 = PIN - 1;
-/// Pins come on top of the references: holders that read or write the pages behind the back of the
-/// page tables.
+/// Pins are counted above the references. A pin's holder accesses the pages without the page
+/// tables.
 pub(super) const PIN: u64 = 1 << 16;
 /// The upper half counts mappings.
 pub(super) const MAPPING: u64 = 1 << 32;
 
-/// A folio with this many references gets no further one.
+/// A folio with this many references gets no further reference.
 pub(super) const TOO_MANY_REFERENCES: u32 = 1 << 15;
 const TOO_MANY_PINS: u32 = 1 << 15;
 
@@ -50,7 +52,7 @@ const TOO_MANY_PINS: u32 = 1 << 15;
 pub(crate) enum PinRoom {
     /// All of it.
     All,
-    /// The lower half; the upper half is reserved for other callers.
+    /// Its lower half; the upper half is reserved for other callers.
     LowerHalf,
 }
 
@@ -65,16 +67,16 @@ impl PinRoom {
 
 const TOO_MANY_MAPPINGS: u32 = 1 << 31;
 
-/// The folio would have 2^31 mappings; none was added.
+/// The folio would have 2^31 mappings; no mapping was added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TooManyMappings;
 
-/// The folio is free, or its count has no room: none of the references was added. The holder of a
-/// folio's lock never sees it unless a count is wrong; it leaves the folio as it is then.
+/// The folio is free, or its count has no room: no reference was added. A caller that holds the
+/// folio's lock gets this error only if a count is wrong, and then leaves the folio unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ReferencesRefused;
 
-/// The caller drops more than the field holds; nothing has changed.
+/// The caller drops more than the field contains; nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NotThere;
 
@@ -96,14 +98,14 @@ pub(super) const fn mappings_in(count: u64) -> u32 {
     (count >> 32) as u32
 }
 
-/// Publishes a folio that only the caller knew, with the count that keeps it from now on.
+/// Publishes a folio that only the caller could find, with the count that holds it from now on.
 #[inline]
 pub(crate) fn publish(count: &impl Word<u64>, value: u64) {
     debug_assert_eq!(count.load(Ordering::Relaxed), 0, "the folio is not fresh");
     count.store(value, Ordering::Release);
 }
 
-/// Adds a reference, unless the count is zero or too high. Returns whether it did.
+/// Adds a reference, unless the count is zero or too high. Returns whether the reference was added.
 #[inline]
 pub(crate) fn refer(count: &impl Word<u64>) -> bool {
     let mut seen = count.load(Ordering::Relaxed);
@@ -111,7 +113,7 @@ pub(crate) fn refer(count: &impl Word<u64>) -> bool {
         if seen == 0 || references_in(seen) >= TOO_MANY_REFERENCES {
             return false;
         }
-        // Acquire: what was published with the folio, or with its parts.
+        // Acquire: the caller sees the metadata that was published with the folio or its parts.
         match count.exchange(seen, seen + REFERENCE, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => return true,
             Err(now) => seen = now,
@@ -119,15 +121,15 @@ pub(crate) fn refer(count: &impl Word<u64>) -> bool {
     }
 }
 
-/// The maximum number of references beyond [`TOO_MANY_REFERENCES`]: one for each page that an index
-/// keeps, two for the swap cache and the thread that writes the folio out, and one for each CPU in
+/// The maximum number of references beyond [`TOO_MANY_REFERENCES`]: one for each page in an index,
+/// two for the swap cache and the thread that writes the folio out, and one for each CPU in
 /// [`unmap_owned`].
 const BEYOND: usize = MAX_FOLIO_ORDER.pages() as usize + 2 + MAX_CPUS;
 const _: () = assert!(TOO_MANY_REFERENCES as usize + BEYOND <= REFERENCES as usize);
 
-/// Adds references that must succeed even if other holders have many: the room beyond
-/// [`TOO_MANY_REFERENCES`] is for them. The caller has the folio's lock. Adds nothing to zero, and
-/// nothing that would overflow into the pins.
+/// Adds references that must succeed even if others hold many: the room beyond
+/// [`TOO_MANY_REFERENCES`] is reserved for such references. The caller has the folio's lock.
+/// Refuses if the count is zero or if the references would overflow into the pins.
 #[inline]
 pub(super) fn refer_locked(
     count: &impl Word<u64>,
@@ -147,7 +149,7 @@ pub(super) fn refer_locked(
     }
 }
 
-/// Adds mappings; the caller has one, or another way to keep the folio.
+/// Adds mappings; the caller has a mapping, or otherwise prevents the folio from being freed.
 #[inline]
 pub(super) fn map(count: &impl Word<u64>, pages: u32) -> Result<(), TooManyMappings> {
     let added = u64::from(pages) * MAPPING;
@@ -160,7 +162,7 @@ pub(super) fn map(count: &impl Word<u64>, pages: u32) -> Result<(), TooManyMappi
     Ok(())
 }
 
-/// Adds a pin, if there is room; the caller has a mapping. Returns whether it did.
+/// Adds a pin if its field has room; the caller has a mapping. Returns whether the pin was added.
 #[inline]
 pub(super) fn pin(count: &impl Word<u64>, room: PinRoom) -> bool {
     let before = count.add(PIN, Ordering::AcqRel);
@@ -172,8 +174,8 @@ pub(super) fn pin(count: &impl Word<u64>, room: PinRoom) -> bool {
     true
 }
 
-/// Drops the caller's share of one field. Returns whether that was the last of the whole word, so
-/// that only the caller has the folio.
+/// Drops the caller's share of one field. Returns whether the whole word is zero now, so that only
+/// the caller owns the folio.
 #[inline]
 pub(super) fn take(
     count: &impl Word<u64>,
@@ -182,35 +184,36 @@ pub(super) fn take(
 ) -> Result<bool, NotThere> {
     let before = count.sub(taken, Ordering::Release);
     if field(before) < field(taken) {
-        // A bug elsewhere. Add it again, so that the fields do not borrow from each other.
+        // A bug elsewhere. Add the share again, so that the fields do not borrow from each other.
         count.add(taken, Ordering::Relaxed);
         return Err(NotThere);
     }
     if before != taken {
         return Ok(false);
     }
-    // Accesses of other holders before their release come before the folio's next use: the caller's
-    // zero is part of the release sequences of them all.
+    // Accesses of other holders before their releases happen before the folio's next use: the
+    // caller's zero belongs to all their release sequences.
     count.load(Ordering::Acquire);
     Ok(true)
 }
 
-/// Freezes the word, if `all` is its value: afterwards only the caller has the folio.
+/// Freezes the word if its value is `all`: afterwards only the caller has the folio.
 #[inline]
 pub(crate) fn take_all(count: &impl Word<u64>, all: u64) -> bool {
-    // The load spares a folio that is shared the atomic instruction. Acquire: as in `take`.
+    // The load avoids the atomic instruction for a shared folio. Acquire: as in `take`.
     count.load(Ordering::Relaxed) == all
         && count.exchange(all, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
-/// Replaces `from` by `to`, if the word holds `from`. Returns whether it did.
+/// Replaces `from` by `to` if the word is `from`. Returns whether the word was replaced.
 #[inline]
 pub(super) fn exchange(count: &impl Word<u64>, from: u64, to: u64) -> bool {
-    // Acquire: accesses of other holders before their release; release: the caller's before this.
+    // Acquire: the accesses of other holders before their releases; release: the caller's accesses
+    // before this step.
     count.exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
-/// Drops one mapping, if others remain. Returns whether it did; it may also not when another
+/// Drops one mapping if others remain. Returns whether it was dropped. Fails spuriously if another
 /// thread changes the word.
 #[inline]
 pub(super) fn unmap_one_of_several(count: &impl Word<u64>) -> bool {
@@ -231,8 +234,8 @@ pub(super) enum Left {
     Nothing,
 }
 
-/// Drops mappings. If these were the last and other holders remain, turns them into one reference
-/// for the caller, which keeps the folio until the caller has removed its owner.
+/// Drops mappings. If these were the last mappings and other holders remain, converts them into one
+/// reference of the caller, which holds the folio until the caller has removed the folio's owner.
 #[inline]
 pub(super) fn unmap_owned(count: &impl Word<u64>, pages: u32) -> Result<Left, NotThere> {
     let mut seen = count.load(Ordering::Relaxed);

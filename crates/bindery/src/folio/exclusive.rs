@@ -1,8 +1,8 @@
 //! The anon-exclusive bits of a folio: no other process shares the page, so a write fault may reuse
 //! it.
 //!
-//! [`crate::frame::meta`] tells how they are stored: 64 pages in one word, or a flag of the state
-//! for a folio of one page.
+//! [`crate::frame::meta`] describes the storage of these bits: 64 pages in one word, or a flag of
+//! the state for a folio of one page.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -12,9 +12,9 @@ use crate::frame::Frames;
 use crate::frame::meta::EXCLUSIVE;
 use crate::platform::Platform;
 
-/// Pages in one word of anon-exclusive bits.
+/// The number of pages in one word of anon-exclusive bits.
 pub(super) const WORD_PAGES: u32 = u64::BITS;
-/// Words that hold the bits of the largest folio.
+/// The number of words that hold the bits of the largest folio.
 pub(super) const MAX_WORDS: usize = (MAX_FOLIO_ORDER.pages() / WORD_PAGES) as usize;
 
 /// `count` bits from bit `first`; `count` is 1 to 64, and both fit in the word.
@@ -23,7 +23,7 @@ pub(super) const fn bits(first: u32, count: u32) -> u64 {
     (u64::MAX >> (WORD_PAGES - count)) << first
 }
 
-/// Consecutive pages of a folio that are all anon-exclusive or all not.
+/// Consecutive pages of a folio that agree: either all or none are anon-exclusive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ExclusiveRun {
     pub(crate) exclusive: bool,
@@ -65,28 +65,28 @@ impl<'a, P: Platform> ExclusiveBits<'a, P> {
         self.run(page, count) == ExclusiveRun { exclusive: true, count }
     }
 
-    /// Whether `page` is anon-exclusive, and how many of the `count` pages from there agree with
-    /// it, at least 1. Zero pages, not exclusive, if `page` is not in the folio or `count` is 0;
-    /// pages after the folio's end are not counted. O(words touched).
+    /// Whether `page` is anon-exclusive, and the number of consecutive pages from there, of at most
+    /// `count`, that agree with it, at least 1. Zero pages, not exclusive, if `page` is not in the
+    /// folio or `count` is 0; pages after the folio's end are not counted. O(words touched).
     #[inline(always)]
     pub(crate) fn run(self, page: u32, count: u32) -> ExclusiveRun {
         run(self.0.frames, self.0.folio, page, count)
     }
 
     /// Marks `count` pages from `page` on as anon-exclusive; ignores pages after the folio's end.
-    /// One atomic instruction for each 64 pages, none if they are marked already.
+    /// One atomic instruction for each 64 pages, or a load if all are marked.
     #[inline(always)]
     pub(crate) fn set(self, page: u32, count: u32) {
         set(self.0.frames, self.0.folio, page, count);
     }
 
-    /// As [`ExclusiveBits::set`], but the pages are no longer anon-exclusive.
+    /// Clears the marks of [`ExclusiveBits::set`] for `count` pages, at the same cost.
     #[inline(always)]
     pub(crate) fn clear(self, page: u32, count: u32) {
         clear(self.0.frames, self.0.folio, page, count);
     }
 
-    /// `to` is all ones or all zeroes.
+    /// Changes `count` bits from `page` on; `to` is all ones or all zeroes.
     #[inline]
     fn change(self, page: u32, count: u32, to: u64) {
         let folio = self.0.folio;
@@ -121,13 +121,13 @@ impl<'a, P: Platform> ExclusiveBits<'a, P> {
         self.0.folio.pages().div_ceil(WORD_PAGES) as usize
     }
 
-    /// The word with the bits of pages `64 * index` and on; order 1 and above.
+    /// The word with the bits of pages `64 * index` to `64 * index + 63`, for order 1 and above.
     #[inline]
     pub(super) fn word(self, index: usize) -> &'a AtomicU64 {
         &self.0.frames.meta(self.0.folio.head.plus(1 + index as u32)).word
     }
 
-    /// Stores all words of a folio above order 0 that only the caller knows.
+    /// Stores all words of a folio above order 0 that only the caller can find.
     #[inline]
     pub(super) fn write(self, value: impl Fn(usize) -> u64) {
         if self.0.folio.order > Order::PAGE {
@@ -138,8 +138,8 @@ impl<'a, P: Platform> ExclusiveBits<'a, P> {
     }
 }
 
-// Functions that are called rather than inlined take words, not a handle: a handle would be written
-// to the stack for each call.
+// These functions are called rather than inlined and receive words instead of a handle, which would
+// be written to the stack for each call.
 
 fn run<P: Platform>(frames: &Frames<P>, folio: Folio, page: u32, count: u32) -> ExclusiveRun {
     let count = count.min(folio.pages().saturating_sub(page));

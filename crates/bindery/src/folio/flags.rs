@@ -1,5 +1,4 @@
-//! Flags of a folio's content: written, droppable, visible to instruction fetches, read ahead of
-//! use.
+//! Flags of a folio's content: dirty, lazy, fetchable, read around.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -13,7 +12,7 @@ use crate::frame::meta::{
 use crate::platform::Platform;
 
 impl<P: Platform> FolioHandle<'_, P> {
-    /// Marks the folio dirty. Only a load if it is dirty already.
+    /// Marks the folio dirty. Only a load if it is marked.
     #[inline]
     pub(crate) fn mark_dirty(self) {
         change_flag(self.state(), DIRTY, true);
@@ -25,7 +24,7 @@ impl<P: Platform> FolioHandle<'_, P> {
         self.state().load(Relaxed) & DIRTY != 0
     }
 
-    /// Clears the dirty mark: the content is about to be saved, and later writes count as new.
+    /// Clears the dirty mark before the content is saved; later writes count as new.
     #[inline]
     #[cfg_attr(not(test), expect(dead_code, reason = "reclaim will need it"))]
     pub(crate) fn clear_dirty(self) {
@@ -34,7 +33,7 @@ impl<P: Platform> FolioHandle<'_, P> {
 
     /// Whether instruction fetches see the folio's content.
     pub(crate) fn is_fetchable(self) -> bool {
-        // Acquire: the synchronization of the thread that set it comes before the caller's entry.
+        // Acquire: the synchronization by the thread that set the flag precedes the caller's entry.
         self.state().load(Acquire) & FETCHABLE != 0
     }
 
@@ -43,8 +42,8 @@ impl<P: Platform> FolioHandle<'_, P> {
         self.state().fetch_or(FETCHABLE, Release);
     }
 
-    /// Records that the folio was written. Called after the store: a CPU that makes an executable
-    /// entry concurrently either sees this, or belongs to a program that executes memory while
+    /// Records that the folio was written. Called after the store: a CPU that concurrently makes an
+    /// executable entry either sees the cleared flag or runs a program that executes memory while
     /// another call writes it.
     pub(crate) fn clear_fetchable(self) {
         change_flag(self.state(), FETCHABLE, false);
@@ -62,7 +61,7 @@ impl<P: Platform> FolioHandle<'_, P> {
         self.state().load(Relaxed) & LAZY != 0
     }
 
-    /// Records that readahead brought the folio in from swap, because another page was wanted.
+    /// Records that readahead read the folio from swap along with another page.
     pub(crate) fn mark_read_around(self) {
         change_flag(self.state(), READ_AROUND, true);
     }
@@ -79,8 +78,9 @@ impl<P: Platform> FolioHandle<'_, P> {
     }
 }
 
-/// As [`FolioHandle::mark_lazy`] of the folio of one page in `frame`, if it has one mapping and no
-/// pins. Otherwise, as for a frame of any other kind, returns `false` and changes nothing.
+/// As [`FolioHandle::mark_lazy`], for the folio of one page in `frame`, if it has one mapping and
+/// no pins. For any other folio, and for a frame of any other kind, returns `false` and changes
+/// nothing.
 #[inline(always)]
 pub(crate) fn mark_single_lazy<P: Platform>(frames: &Frames<P>, frame: Frame) -> bool {
     if !frames.covers(frame) {

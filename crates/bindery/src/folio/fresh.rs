@@ -1,7 +1,8 @@
-//! The lifetime of a folio, and its start: a fresh folio, which only its creator knows.
+//! The lifetime of a folio, and its beginning: a fresh folio, which only its creator can find.
 //!
 //! The thread that removes the last mapping, reference or pin frees the folio. The count is one
-//! word ([`super::count`]), so that is exactly one thread, and the thread knows it:
+//! word ([`super::count`]), so exactly one thread removes the last, and that thread sees it in the
+//! result:
 //!
 //! ```text
 //!            references  mappings
@@ -14,16 +15,16 @@
 //! release         0          0      freed
 //! ```
 //!
-//! [`FreshFolio::discard`] frees a fresh folio that is not needed. Each of these consumes the
-//! value, so a folio that is mapped or published is neither overwritten nor freed as a fresh one.
-//! While the count is zero, only its maker touches the metadata, by plain stores. From then on all
-//! accesses are atomic.
+//! [`FreshFolio::discard`] frees a fresh folio that is not needed. Each of these methods consumes
+//! the value, so a folio that is mapped or published is neither overwritten nor freed as a fresh
+//! one. While the count is zero, only the creator accesses the metadata, by plain stores.
+//! Afterwards all accesses are atomic.
 //!
-//! A thread that adds a mapping or a reference has one already, or holds the lock of a table that
-//! has one, or adds to a count that is not zero ([`super::reference`]). So the count rises from
-//! zero only by the one store that publishes a fresh folio. Removing one releases the caller's
-//! accesses to the folio's bytes, and freeing acquires them. So the next owner's writes come after
-//! all of them.
+//! A thread that adds a mapping or a reference has another one, holds the lock of a table with a
+//! mapping, or adds only to a nonzero count ([`super::reference`]). So only the store that
+//! publishes a fresh folio raises the count from zero. Removing one releases the caller's accesses
+//! to the folio's bytes, and freeing acquires them. So the next owner's writes follow all those
+//! accesses.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -40,8 +41,8 @@ use crate::frame::meta::{EXCLUSIVE, KIND_AND_ORDER, MetaKind, state_of};
 use crate::frame::{AllocateFor, Frames};
 use crate::platform::Platform;
 
-/// A folio that only its creator knows: neither mapped nor published. Its frames leak unless it is
-/// mapped, published or discarded.
+/// A folio that only its creator can find: neither mapped nor published. Its frames leak unless the
+/// folio is mapped, published or discarded.
 #[must_use = "a fresh folio must be mapped, published or discarded"]
 pub(crate) struct FreshFolio<'a, P: Platform>(FolioHandle<'a, P>);
 
@@ -55,29 +56,30 @@ impl<P: Platform> Deref for FreshFolio<'_, P> {
 }
 
 impl<P: Platform> Frames<P> {
-    /// The fresh folio of which the caller has kept the number.
+    /// The fresh folio with the number that the caller has recorded.
     ///
     /// # Safety
-    /// 1. The number is that of a fresh folio of the caller's, which no other thread finds. Another
-    ///    value of it, or one made earlier, is only left ([`FreshFolio::leave`]) from here on.
+    /// 1. The number is that of a fresh folio of the caller, which no other thread can find. From
+    ///    here on, any other value of it is only left ([`FreshFolio::leave`]).
     #[inline(always)]
     pub(crate) unsafe fn fresh(&self, folio: Folio) -> FreshFolio<'_, P> {
         FreshFolio(self.folio(folio))
     }
 
-    /// A fresh folio, which only the caller knows: its count stays zero until it is mapped
+    /// A fresh folio, which only the caller can find. Its count is zero until the folio is mapped
     /// ([`FreshFolio::map`]) or published ([`FreshFolio::publish`]); [`FreshFolio::discard`] frees
-    /// one that is neither. Not dirty, not locked, no page anon-exclusive, contents unspecified.
-    /// `None` if there is no memory, or `order` is above [`MAX_FOLIO_ORDER`].
+    /// a folio that is neither. The folio is not dirty and not locked, no page is anon-exclusive,
+    /// and the contents are unspecified. `None` if there is no memory, or `order` is above
+    /// [`MAX_FOLIO_ORDER`].
     ///
-    /// Does not sleep. O(pages): each tail learns its head.
+    /// Does not sleep. O(pages): the head is written to each tail.
     pub(crate) fn new_folio(&self, order: Order) -> Option<FreshFolio<'_, P>> {
         let fresh = self.new_exclusive_folio(order)?;
         fresh.0.exclusive().clear(0, fresh.0.folio.pages());
         Some(fresh)
     }
 
-    /// As [`Frames::new_folio`], with every page anon-exclusive: for one process's anonymous
+    /// As [`Frames::new_folio`], with every page anon-exclusive, for one process's anonymous
     /// memory.
     #[inline(always)]
     pub(crate) fn new_exclusive_folio(&self, order: Order) -> Option<FreshFolio<'_, P>> {
@@ -85,8 +87,8 @@ impl<P: Platform> Frames<P> {
     }
 }
 
-/// [`Frames::new_exclusive_folio`], which is called rather than inlined: a number is returned in
-/// registers, a handle is not.
+/// [`Frames::new_exclusive_folio`], called rather than inlined, because a number is returned in
+/// registers but a handle is not.
 fn allocate<P: Platform>(frames: &Frames<P>, order: Order) -> Option<Folio> {
     if order > MAX_FOLIO_ORDER {
         return None;
@@ -104,15 +106,15 @@ fn allocate<P: Platform>(frames: &Frames<P>, order: Order) -> Option<Folio> {
 
 impl<'a, P: Platform> FreshFolio<'a, P> {
     /// The number of the folio, for a record that cannot borrow the frames, or a loop in which
-    /// values would cost more: [`Frames::fresh`] makes the value again.
+    /// values would cost more. [`Frames::fresh`] restores the value.
     #[inline(always)]
     pub(crate) fn leave(self) -> Folio {
         self.0.folio
     }
 
-    /// Publishes the folio, without an owner, with two references: one for the swap cache, and that
-    /// of the result, which has the folio's lock. Discards the folio if its lock is held; no thread
-    /// holds the lock of a folio that it cannot find.
+    /// Publishes the folio, without an owner, with two references: one for the swap cache and one
+    /// for the result, which also has the folio's lock. Discards the folio if its lock is held,
+    /// which would be a bug: no thread can lock a folio that it cannot find.
     #[inline(always)]
     pub(crate) fn publish_for_swap_cache(self) -> Option<LockedFolio<'a, P>> {
         // SAFETY: 1. the folio is published with references below, before the lock can be dropped.
@@ -122,7 +124,7 @@ impl<'a, P: Platform> FreshFolio<'a, P> {
         };
         lock.set_owner(LiveOwner::NONE, FolioIndex::NONE);
         count::publish(self.0.count(), 2 * REFERENCE);
-        // SAFETY: 1. the second of those that were published just now.
+        // SAFETY: 1. the second of the references that were just published.
         Some(unsafe { lock.with_reference() })
     }
 }
@@ -136,8 +138,8 @@ impl<P: Platform> FreshFolio<'_, P> {
         debug_assert_eq!(count, 0, "{folio:?} is not fresh");
         let state = self.0.state().load(Relaxed) & KIND_AND_ORDER;
         if count == 0 && state == state_of(MetaKind::Folio, folio.order) {
-            // SAFETY: 1. and 2. the folio was never mapped or published, since that consumes the
-            // value; so only its creator knows it, and frees it here.
+            // SAFETY: 1. and 2. the folio was never mapped or published, because mapping or
+            // publishing consumes the value; so only its creator can find it, and frees it here.
             unsafe { frames.free(folio.head, folio.order) };
         } else {
             frames.refuse();
@@ -153,7 +155,7 @@ impl<P: Platform> FreshFolio<'_, P> {
         OwnerMark::of(owner).write(self.0.head(), index);
     }
 
-    /// Publishes the folio with `pages` mappings. One store. Returns its number.
+    /// Publishes the folio with `pages` mappings, by one store. Returns its number.
     #[inline]
     pub(crate) fn map(self, pages: u32) -> Folio {
         debug_assert!(pages >= 1 && pages <= self.0.folio.pages());
@@ -161,8 +163,8 @@ impl<P: Platform> FreshFolio<'_, P> {
         self.0.folio
     }
 
-    /// Publishes the folio with `references` references: one for each page that an object keeps of
-    /// it. One store. Returns its number.
+    /// Publishes the folio, by one store, with `references` references: one for each page of it in
+    /// an object's index. Returns its number.
     #[inline]
     pub(crate) fn publish(self, references: u32) -> Folio {
         debug_assert!(references >= 1 && references <= self.0.folio.pages());
@@ -171,8 +173,8 @@ impl<P: Platform> FreshFolio<'_, P> {
     }
 }
 
-/// Writes the tails of a folio that only the caller knows.
-// Never inlined: its loop needs more registers than a caller has left.
+/// Writes the tails of a folio that only the caller can find.
+// Never inlined: its loop needs more registers than a caller has free.
 #[inline(never)]
 pub(super) fn write_tails<P: Platform>(frames: &Frames<P>, folio: Folio) {
     let Folio { head, order, .. } = folio;

@@ -1,4 +1,4 @@
-//! The name of a folio, and the handle that has its methods.
+//! The name of a folio, and the handle that provides its methods.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -14,24 +14,24 @@ pub const MAX_FOLIO_ORDER: Order = Order(9);
 /// The orders that a folio can have.
 pub(crate) const FOLIO_ORDERS: Orders = Orders::up_to(MAX_FOLIO_ORDER);
 
-/// A block of 2^order pages that users may map. The number keeps nothing alive. Having one means
-/// that a folio began there: only this folder makes the number, from a block that it has allocated
-/// or split, or from metadata that says so. So the metadata of its frames exists.
+/// A block of 2^order pages that users may map. The number does not prevent the folio from being
+/// freed. A value means that a folio began at this frame, and that its frames have metadata: only
+/// this folder creates such values, from a block that it has allocated or split, or from metadata.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub(crate) struct Folio {
     /// The first frame, aligned to the folio's size.
     pub(crate) head: Frame,
     /// Base-2 logarithm of the number of pages, at most [`MAX_FOLIO_ORDER`].
     pub(crate) order: Order,
-    /// Keeps other folders from making one.
+    /// Prevents other folders from creating a value.
     _made: (),
 }
 
-/// A folio of one page, in four bytes: for a batch of many.
+/// A folio of one page, in four bytes, for large batches.
 pub(crate) struct OnePage(Frame);
 
 impl OnePage {
-    /// The folio, if it has one page.
+    /// The value for `folio`, if it has one page.
     #[inline(always)]
     pub(crate) fn of(folio: Folio) -> Option<Self> {
         (folio.order == Order::PAGE).then_some(Self(folio.head))
@@ -58,20 +58,20 @@ impl Folio {
     }
 }
 
-/// Whether a call dropped the folio's last holder, so that the folio is free now.
+/// Whether a call dropped the folio's last holder, so that the folio is now free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Freed {
-    /// Others still map or hold it.
+    /// Other holders remain.
     No,
     /// The caller has dropped the last mapping of an anonymous folio, and other holders remain.
     Unmapped,
-    /// Its frames are back in the allocator.
+    /// The folio's frames are back in the allocator.
     Yes,
 }
 
-/// A folio with the frames that hold its metadata: its methods are in the files of this folder. Two
-/// words that keep nothing alive, so a loop copies it freely. The methods name the hold that each
-/// needs.
+/// A folio with the frames that hold its metadata. The files of this folder contain its methods. A
+/// handle is two words and does not prevent the folio from being freed, so loops copy it freely.
+/// Each method's documentation names the required hold.
 pub(crate) struct FolioHandle<'a, P: Platform> {
     pub(super) frames: &'a Frames<P>,
     pub(super) folio: Folio,
@@ -93,8 +93,8 @@ impl<P: Platform> Frames<P> {
         FolioHandle { frames: self, folio }
     }
 
-    /// The folio of which `frame` is a page. `None` for anything else: tables, zero pages, free
-    /// memory, frames outside the managed memory. O(1).
+    /// The folio that contains `frame`. `None` for anything else: tables, zero pages, free memory,
+    /// frames outside the managed memory. O(1).
     ///
     /// The answer lasts only while the caller keeps the folio from being freed or split.
     #[inline]

@@ -1,43 +1,44 @@
-//! The lock of a folio: a bit of its `state`, separate from the lock bit of tables, so that a late
-//! locker of a folio cannot disturb a table, nor the reverse.
+//! The lock of a folio: a bit of its `state`, separate from the lock bit of tables, so that a
+//! thread with an outdated folio number cannot disturb a table's lock, nor the reverse.
 //!
 //! Only a holder of a reference or a mapping takes the lock. So the lock is free when the folio is
-//! freed, and no thread locks a frame that becomes something else. The lock protects the owner and
-//! the index.
+//! freed, and no thread locks a frame that has been reused for another purpose. The lock protects
+//! the owner and the index.
 //!
 //! # Waiting for the lock
-//! Under a table's lock or in a read section, a thread only tries it. Waiting comes below an
-//! object's invalidate lock, so a holder of the folio lock only tries invalidate locks. The lock of
-//! an anonymous family comes below the folio lock. A waiter parks on `state`, with [`FOLIO_PARKED`]
-//! set ([`crate::sync::parking`]).
+//! Under a table's lock or in a read section, a thread only tries the lock. A waiting acquisition
+//! ranks below an object's invalidate lock, so a holder of the folio lock only tries invalidate
+//! locks. The lock of an anonymous family ranks below the folio lock. A waiter parks on `state`,
+//! with [`FOLIO_PARKED`] set ([`crate::sync::parking`]).
 //!
 //! # Removing the owner
-//! A thread may remove the last mapping of an anonymous folio that another holder keeps. Then it
-//! must remove the owner too, but it may hold a table's lock and so cannot wait. It sets [`ORPHAN`]
-//! and [`FOLIO_LOCK`] in one step. The unlocking thread checks for the mark in the same step that
-//! unlocks:
+//! A thread may remove the last mapping of an anonymous folio that still has another holder. Then
+//! the thread must also remove the owner, but it may hold a table's lock and so cannot wait.
+//! Therefore it sets [`ORPHAN`] and [`FOLIO_LOCK`] in one step. The unlocking thread checks for the
+//! mark in the same step that unlocks:
 //!
-//! 1. CPU A works on the owner and has the lock.
+//! 1. CPU A holds the lock and works on the owner.
 //! 2. CPU B removes the last mapping; a pin remains. B's mapping becomes a reference.
-//! 3. CPU B sets both bits and sees that the lock was taken. It drops its reference, and returns.
+//! 3. CPU B sets both bits and sees that the lock was held. It drops its reference and returns.
 //! 4. CPU A unlocks: it finds the mark, removes the owner, and clears mark and lock together.
 //!
 //! A thread that unlocks many folios clears the lock bit by one subtraction instead
-//! ([`super::FolioBatch::unlock`]), and the result shows whether a mark was set. If so, it takes
-//! the lock again, and unlocks as above. If another thread holds the lock by then, that thread
+//! ([`super::FolioBatch::unlock`]), whose result shows whether a mark was set. If so, the thread
+//! takes the lock again and unlocks as above. If another thread holds the lock by then, that thread
 //! finds the mark.
 //!
-//! If A tested the mark before it unlocked, B could come between the two steps. If the folio is
-//! mapped again before a thread acts on the mark, it has a new owner, which stays: an unmapped
-//! folio is mapped only under the lock.
+//! If A tested the mark before it unlocked, B could set it between the two steps. If the folio is
+//! mapped again before a thread acts on the mark, it has a new owner, which is retained: an
+//! unmapped folio is mapped only under the lock.
 //!
 //! Between steps 2 and 3, the folio is not mapped, and the mark is not set yet. So a thread that
-//! maps a folio under the lock checks the mappings first. If there are none, the owner is stale,
-//! and the folio gets a new one.
+//! maps a folio under the lock checks the mappings first. If the folio has no mapping, its owner is
+//! stale, and the thread sets a new one.
 //!
 //! # A lock without a guard
 //! A [`FolioLock`] unlocks the folio when it is dropped. In three cases the guard is consumed and
-//! the lock stays held. `docs/lock-order.md` lists the places; `tests/handovers.rs` knows them too.
+//! the lock remains held. `docs/lock-order.md` lists the places; `tests/handovers.rs` checks that
+//! list.
 //!
 //! | from guard | to guard | meanwhile, the lock is |
 //! |---|---|---|
@@ -45,15 +46,15 @@
 //! | [`LockedFolio::into_request`] | [`FolioHandle::lock_of_request`] | a device's request's; the thread that ends the request, or takes the folio back, gets it |
 //! | [`LockedFolio::into_frozen`] | none | gone with the folio, which the holder of the lock has frozen |
 //!
-//! A guard of any origin acts on the marks when it is dropped. A request has no guard, perhaps for
-//! long, and the thread that ends it may be one that maps the folio. So the marks are acted on when
-//! the lock passes to a request, and when it returns from one:
+//! Every guard acts on the marks when it is dropped, however it was obtained. A request may hold
+//! the lock for a long time without a guard, and the thread that completes the request may be about
+//! to map the folio. So the marks are processed when the lock passes to a request and when the lock
+//! returns from it. Otherwise:
 //!
-//! 1. CPU A holds the lock, and unmaps the folio. Other references remain: the mark is A's to act
-//!    on.
+//! 1. CPU A holds the lock and unmaps the folio. Other references remain: A has to act on the mark.
 //! 2. CPU A hands the lock to a request.
-//! 3. CPU B takes the lock from the request, and maps the folio.
-//! 4. CPU B unlocks. It finds the mark, and the folio mapped: the old owner would stay.
+//! 3. CPU B takes the lock from the request and maps the folio.
+//! 4. CPU B unlocks. It finds the mark and a mapped folio, so the old owner would be retained.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -77,8 +78,8 @@ pub(super) fn try_lock(state: &impl Word<u32>) -> bool {
     state.set(FOLIO_LOCK, Ordering::Acquire) & FOLIO_LOCK == 0
 }
 
-/// Takes the lock, and sleeps while another thread holds it. `false` as soon as a device's request
-/// holds it.
+/// Takes the lock; sleeps while another thread holds it. Returns `false` as soon as a device's
+/// request holds the lock.
 pub(crate) fn lock_unless_writeback<W: Word<u32>>(state: &W, parking: &impl Parking<W>) -> bool {
     parking.might_sleep();
     while !try_lock(state) {
@@ -92,8 +93,8 @@ pub(crate) fn lock_unless_writeback<W: Word<u32>>(state: &W, parking: &impl Park
 }
 
 /// Hands the lock to a device's request. Wakes the threads that wait for the lock; they then wait
-/// for the device. Both bits change in one step, so a thread that parks later sees the device's.
-/// Calls `disown` as [`unlock`] does.
+/// for the device. Both bits change in one step, so a thread that parks later sees the writeback
+/// bit. Calls `disown` as [`unlock`] does.
 pub(crate) fn begin_writeback<W: Word<u32>>(
     state: &W,
     parking: &impl Parking<W>,
@@ -117,12 +118,12 @@ pub(crate) fn begin_writeback<W: Word<u32>>(
     }
 }
 
-/// Takes the lock over from a device's request. Returns whether the request still held it. Calls
+/// Takes the lock from a device's request. Returns whether the request still held it. Calls
 /// `disown`, under the lock, if the owner is to be removed.
 pub(crate) fn take_from_request(state: &impl Word<u32>, disown: impl FnOnce()) -> bool {
     let mut seen = state.load(Ordering::Relaxed);
     while seen & WRITEBACK != 0 {
-        // Acquire: what was done to the folio before the request had it.
+        // Acquire: changes to the folio before the request received the lock.
         let taken = seen & !(WRITEBACK | ORPHAN);
         match state.exchange(seen, taken, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => {
@@ -137,8 +138,8 @@ pub(crate) fn take_from_request(state: &impl Word<u32>, disown: impl FnOnce()) -
     false
 }
 
-/// Releases the lock. Calls `disown` if the owner is to be removed; `disown` checks whether that
-/// still holds, and may be called more than once.
+/// Releases the lock. Calls `disown` if the owner is to be removed; `disown` checks whether the
+/// removal is still due and may be called more than once.
 #[inline]
 pub(crate) fn unlock<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown: impl Fn()) {
     // Acquire: the last mapping was removed before the mark was set.
@@ -159,8 +160,9 @@ pub(crate) fn unlock<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown:
     }
 }
 
-/// Releases the lock by one subtraction, which may leave the marks of other threads behind. `false`
-/// if it did: the caller continues with [`see_to_marks`], unless it knows that another thread will.
+/// Releases the lock by one subtraction, which does not process marks of other threads. Returns
+/// `false` if marks remain: the caller continues with [`see_to_marks`], unless another thread is
+/// certain to process them.
 #[inline(always)]
 #[must_use]
 pub(super) fn unlock_at_once(state: &impl Word<u32>) -> bool {
@@ -169,8 +171,8 @@ pub(super) fn unlock_at_once(state: &impl Word<u32>) -> bool {
     seen & (ORPHAN | FOLIO_PARKED | WRITEBACK) == 0
 }
 
-/// Acts on the marks that [`unlock_at_once`] has left behind, as an unlocking thread does. If
-/// another thread has taken the lock since, that thread acts on them when it unlocks.
+/// Processes the marks that [`unlock_at_once`] has left, as an unlocking thread does. If another
+/// thread has taken the lock since, that thread processes them when it unlocks.
 #[cold]
 pub(super) fn see_to_marks<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown: impl Fn()) {
     if try_lock(state) {
@@ -178,7 +180,7 @@ pub(super) fn see_to_marks<W: Word<u32>>(state: &W, parking: &impl Parking<W>, d
     }
 }
 
-/// Makes the caller or the lock's holder remove the owner under the lock; never waits. The caller
+/// Removes the owner under the lock, or lets the lock's holder remove it; never waits. The caller
 /// has a reference.
 #[inline]
 pub(super) fn orphan<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown: impl Fn()) {
@@ -187,14 +189,15 @@ pub(super) fn orphan<W: Word<u32>>(state: &W, parking: &impl Parking<W>, disown:
     }
 }
 
-/// The lock of a folio; released on drop. Until then, the owner that it reports is the folio's. If
-/// that owner is an object, the object lives: it waits for the lock before it releases the folio.
+/// The lock of a folio; released on drop. Until then, the owner that the guard reports is the
+/// folio's. An owning object remains alive, because it waits for the lock before it releases the
+/// folio.
 pub(crate) struct FolioLock<'a, P: Platform> {
     handle: FolioHandle<'a, P>,
 }
 
-/// The number of a folio whose lock the caller has, for functions that rely on the lock. Borrowed
-/// from the guard: the lock is neither released nor handed over before the last use.
+/// The number of a folio that the caller has locked, for functions that rely on the lock. The value
+/// borrows the guard, so the lock is neither released nor handed over before its last use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FolioLocked<'l> {
     folio: Folio,
@@ -216,7 +219,7 @@ impl<P: Platform> FolioLock<'_, P> {
         self.handle.folio
     }
 
-    /// The folio, as a proof that it is locked.
+    /// The folio's number, as a proof that the folio is locked.
     #[inline(always)]
     pub(crate) fn locked(&self) -> FolioLocked<'_> {
         FolioLocked { folio: self.handle.folio, _guard: PhantomData }
@@ -240,23 +243,23 @@ impl<P: Platform> FolioLock<'_, P> {
         owner.write(self.handle.head(), index);
     }
 
-    /// Records that the object that owns the folio no longer refers to any page of it.
+    /// Records that the owning object no longer refers to any page of the folio.
     pub(crate) fn detach_from_object(&self) {
         self.handle.detach_from_object();
     }
 }
 
 impl<'a, P: Platform> FolioLock<'a, P> {
-    /// Leaves the folio locked. The batch that has it then owes a [`FolioHandle::lock_of_batch`],
-    /// whose guard acts on pending marks.
+    /// Leaves the folio locked. The batch with the lock must later call
+    /// [`FolioHandle::lock_of_batch`], whose guard acts on pending marks.
     pub(crate) fn leave_to_batch(self) {
         core::mem::forget(self);
     }
 
-    /// The folio with its lock and a reference that the caller has without a guard.
+    /// The folio with its lock and a reference of the caller's that has no guard.
     ///
     /// # Safety
-    /// 1. The reference is the caller's, which gives it to the result: no other code releases it.
+    /// 1. The caller owns the reference and transfers it to the result; no other code releases it.
     #[inline]
     pub(crate) unsafe fn with_reference(self) -> LockedFolio<'a, P> {
         let handle = self.handle;
@@ -265,8 +268,9 @@ impl<'a, P: Platform> FolioLock<'a, P> {
     }
 }
 
-/// A folio with its lock and a reference, on its way out of memory or back from swap. Passed on by
-/// value. Dropping it unlocks the folio and drops the reference: a folio with others stays.
+/// A folio with its lock and a reference, being evicted or read from swap. Passed by value.
+/// Dropping the value unlocks the folio and drops the reference; the folio is freed only if it has
+/// no other holder.
 #[must_use = "dropping it unlocks and releases the folio"]
 pub(crate) struct LockedFolio<'a, P: Platform> {
     lock: ManuallyDrop<FolioLock<'a, P>>,
@@ -280,15 +284,15 @@ impl<'a, P: Platform> FolioRef<'a, P> {
         unsafe { self.handle().try_lock() }
     }
 
-    /// As [`FolioRef::try_lock`]; the guard of the lock takes the reference, too. If the lock is
-    /// taken, the reference is released.
+    /// As [`FolioRef::try_lock`], but the lock's guard also takes over the reference. If the lock
+    /// is held, the reference is released.
     #[inline]
     pub(crate) fn try_into_locked(self) -> Option<LockedFolio<'a, P>> {
-        // SAFETY: 1. this guard's reference, which becomes the result's or is released after the
+        // SAFETY: 1. this guard's reference, which passes to the result or is released after the
         // attempt.
         let lock = unsafe { self.handle().try_lock() }?;
         self.leave();
-        // SAFETY: 1. that of the guard, which has left it.
+        // SAFETY: 1. the reference of this guard, which has relinquished it.
         Some(unsafe { lock.with_reference() })
     }
 }
@@ -316,13 +320,14 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
         self.lock.owner()
     }
 
-    /// As [`FolioLock::leave_to_batch`], of lock and reference ([`FolioHandle::folio_of_batch`]).
+    /// As [`FolioLock::leave_to_batch`], for both the lock and the reference
+    /// ([`FolioHandle::folio_of_batch`]).
     #[inline]
     pub(crate) fn leave_to_batch(self) {
         core::mem::forget(self);
     }
 
-    /// As [`FolioLock::leave_to_batch`]; the reference keeps its guard.
+    /// As [`FolioLock::leave_to_batch`]; the reference remains in its guard.
     #[inline]
     pub(crate) fn leave_lock_to_batch(self) -> FolioRef<'a, P> {
         let handle = self.lock().handle;
@@ -330,7 +335,7 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
         FolioRef::adopt(handle)
     }
 
-    /// Hands lock and reference to a device's request until the request is done
+    /// Hands lock and reference to a device's request until the request completes
     /// ([`FolioHandle::lock_of_request`]). Acts on pending marks first. The thread that takes the
     /// lock from the request acts on marks that are set later.
     pub(crate) fn into_request(self) {
@@ -339,7 +344,7 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
         core::mem::forget(self);
     }
 
-    /// Unlocks the folio, and keeps the reference.
+    /// Unlocks the folio and retains the reference.
     pub(crate) fn unlock(self) -> FolioRef<'a, P> {
         let handle = self.lock().handle;
         core::mem::forget(self);
@@ -347,8 +352,9 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
         FolioRef::adopt(handle)
     }
 
-    /// The folio was frozen with this reference as one of the last: no other thread has the folio
-    /// or waits for its lock. Lock and reference are gone.
+    /// Consumes the guard after the folio was frozen with this reference as one of its last
+    /// holders: no other thread has the folio or waits for its lock. The lock and the reference no
+    /// longer exist.
     #[inline]
     pub(crate) fn into_frozen<'f>(self, frozen: FrozenFolio<'f, P>) -> FrozenFolio<'f, P> {
         debug_assert_eq!(self.folio(), frozen.folio());
@@ -358,8 +364,9 @@ impl<'a, P: Platform> LockedFolio<'a, P> {
 }
 
 impl<P: Platform> LockedFolio<'_, P> {
-    /// Unlocks and releases the folio, as dropping it does: the compiler shares one function among
-    /// all that drop one, and each fault that reads a page from swap would call it.
+    /// Unlocks and releases the folio, as dropping this value does. Inlined, unlike the drop: the
+    /// compiler shares one drop function among all callers, and each fault that reads a page from
+    /// swap would call it.
     #[inline(always)]
     pub(crate) fn end(self) {
         ManuallyDrop::new(self).unlock_and_release();
@@ -369,8 +376,8 @@ impl<P: Platform> LockedFolio<'_, P> {
     fn unlock_and_release(&self) {
         let handle = self.lock().handle;
         unlock(handle.state(), handle.platform(), || handle.disown());
-        // SAFETY: 1. this guard's, which ends. After the unlock: the reference keeps the folio
-        // while it is unlocked.
+        // SAFETY: 1. this guard's reference, which ends here. Released after the unlock, because
+        // the reference holds the folio while it is unlocked.
         unsafe { handle.release() };
     }
 }
@@ -388,11 +395,12 @@ impl<P: Platform> Drop for FolioLock<'_, P> {
 }
 
 impl<'a, P: Platform> FolioHandle<'a, P> {
-    /// As [`FolioRef::try_lock`], for a caller whose reference has no guard, or that has none.
+    /// As [`FolioRef::try_lock`], for a caller that has no reference or whose reference has no
+    /// guard.
     ///
     /// # Safety
-    /// 1. A reference, or a mapping that the caller keeps by the lock of a table, holds the folio
-    ///    until the lock is dropped.
+    /// 1. Until the lock is dropped, the folio is held by a reference, or by a mapping that the
+    ///    caller keeps by a table's lock.
     #[inline]
     pub(crate) unsafe fn try_lock(self) -> Option<FolioLock<'a, P>> {
         let locked = try_lock(self.state());
@@ -403,49 +411,49 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     /// The lock of a folio that the caller's batch has ([`FolioLock::leave_to_batch`]).
     ///
     /// # Safety
-    /// 1. The batch has the lock: its guard was left to it, or it was taken by
-    ///    [`super::FolioBatch`], and no guard was made of it since. Owner and index, which are
-    ///    pointers, rest on that.
+    /// 1. The batch has the lock: a guard left it to the batch, or [`super::FolioBatch`] acquired
+    ///    it, and no guard was made of it since. The validity of the owner and index, which are
+    ///    pointers, depends on this.
     pub(crate) unsafe fn lock_of_batch(self) -> FolioLock<'a, P> {
         let is_locked = self.state().load(Ordering::Relaxed) & FOLIO_LOCK != 0;
         debug_assert!(is_locked, "{:?} was not left locked", self.folio);
         FolioLock { handle: self }
     }
 
-    /// As [`FolioHandle::lock_of_batch`], for a folio to which the batch has a reference, too.
+    /// As [`FolioHandle::lock_of_batch`], for a folio to which the batch also has a reference.
     ///
     /// # Safety
-    /// 1. As there.
-    /// 2. The reference was left to the batch, too, and is in no guard.
+    /// 1. As for [`FolioHandle::lock_of_batch`].
+    /// 2. The reference was also left to the batch and is in no guard.
     #[inline]
     pub(crate) unsafe fn folio_of_batch(self) -> LockedFolio<'a, P> {
         // SAFETY: 1. of the lock: obligation 1; of the reference: obligation 2.
         unsafe { self.lock_of_batch().with_reference() }
     }
 
-    /// Acts on marks that other threads set on a folio that the caller unlocked just before
-    /// ([`super::FolioBatch::unlock`]). The caller has a mapping of it.
+    /// Acts on marks that other threads set on a folio that the caller has just unlocked
+    /// ([`super::FolioBatch::unlock`]). The caller has a mapping of the folio.
     #[cold]
     pub(crate) fn see_to_marks(self) {
         see_to_marks(self.state(), self.platform(), || self.disown());
     }
 
-    /// As [`FolioHandle::try_lock`], but waits for threads; not under a table's lock, and not in a
-    /// read section. `None` if a device writes the folio: a thread that finds the request done
-    /// unlocks it (`swap::lock_folio` waits for that too).
+    /// As [`FolioHandle::try_lock`], but waits for other threads. Not called under a table's lock
+    /// or in a read section. Returns `None` if a device writes the folio; the thread that finds the
+    /// request completed unlocks the folio (`swap::lock_folio` also waits for that).
     ///
     /// # Safety
-    /// 1. A reference of the caller's holds the folio until the lock is dropped.
+    /// 1. A reference of the caller holds the folio until the lock is dropped.
     pub(crate) unsafe fn lock_unless_writeback(self) -> Option<FolioLock<'a, P>> {
         let locked = lock_unless_writeback(self.state(), self.platform());
         locked.then(|| FolioLock { handle: self })
     }
 
-    /// Takes the folio's lock over from a device's request, if the request still holds it.
+    /// Takes the folio's lock from a device's request, if the request still holds it.
     ///
     /// # Safety
-    /// 1. A reference keeps the folio until the guard is dropped: the caller's, the request's, or
-    ///    that of the swap cache, which the caller keeps there.
+    /// 1. A reference holds the folio until the guard is dropped: the caller's, the request's, or
+    ///    the swap cache's, which the caller keeps in the cache.
     pub(crate) unsafe fn lock_of_request(self) -> Option<FolioLock<'a, P>> {
         // The bit was set when a guard was consumed, and exactly one thread clears it.
         let state = self.state();
@@ -458,14 +466,14 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
         self.state().load(Ordering::Acquire) & WRITEBACK != 0
     }
 
-    /// The folio is no longer mapped, and the caller has a reference: removes the owner now, or
-    /// when the holder of the lock releases it.
+    /// Removes the owner, now or when the lock's holder releases the lock. The folio is no longer
+    /// mapped, and the caller has a reference.
     #[cold]
     pub(super) fn orphan(self) {
         orphan(self.state(), self.platform(), || self.disown());
     }
 
-    /// Removes the owner of an anonymous folio without mappings; the lock is held.
+    /// Removes the owner of an anonymous folio without mappings. The caller holds the lock.
     #[cold]
     #[inline(never)]
     fn disown(self) {

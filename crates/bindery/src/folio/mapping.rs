@@ -23,7 +23,7 @@ impl<P: Platform> FolioHandle<'_, P> {
     ///
     /// # Errors
     ///
-    /// [`TooManyMappings`] if the folio would have 2^31 or more; nothing has changed.
+    /// [`TooManyMappings`] if the folio would have 2^31 or more mappings; nothing has changed.
     #[inline]
     pub(crate) fn map(self, pages: u32) -> Result<(), TooManyMappings> {
         debug_assert!(pages <= self.folio.pages());
@@ -31,39 +31,40 @@ impl<P: Platform> FolioHandle<'_, P> {
     }
 
     /// Drops `pages` mappings; frees the folio with the last one if no reference remains. One
-    /// atomic instruction if it stays. Mappings that the folio does not have are not dropped but
-    /// counted in [`crate::frame::Allocator::refused`].
+    /// atomic instruction if the folio is not freed. Mappings that the folio does not have are not
+    /// dropped but counted in [`crate::frame::Allocator::refused`].
     ///
     /// An anonymous folio that loses its last mapping while references or pins remain loses its
-    /// owner: nothing keeps the owner alive.
+    /// owner, because nothing keeps the owner alive.
     ///
     /// # Safety
-    /// 1. The mappings are the caller's: it has taken their entries away, and drops them only here.
-    /// 2. No TLB has translations of these entries any more.
+    /// 1. The caller owns the mappings: it has removed their entries, and drops the mappings only
+    ///    here.
+    /// 2. No TLB has translations from these entries.
     #[inline(always)]
     pub(crate) unsafe fn unmap(self, pages: u32) -> Freed {
         // SAFETY: 1. and 2. the caller's obligations 1 and 2.
         unsafe { unmap(self.frames, self.folio, pages) }
     }
 
-    /// Frees the folio into the batch, if only the caller's `pages` mappings keep it. Returns
-    /// whether it did; otherwise changes nothing. One compare-exchange freezes the folio, so that
-    /// no thread can take a new reference, not even by frame number.
+    /// Frees the folio into the batch if the caller's `pages` mappings are its only holders.
+    /// Returns whether it was freed; otherwise nothing has changed. One compare-exchange freezes
+    /// the folio, so that no thread can take a new reference, not even by frame number.
     ///
     /// # Safety
-    /// 1. and 2. As [`FolioHandle::unmap`], if it frees the folio.
+    /// 1. and 2. As for [`FolioHandle::unmap`], if this call frees the folio.
     #[inline]
     pub(crate) unsafe fn free_into(self, batch: &mut FreeBatch<'_, P>, pages: u32) -> bool {
-        // SAFETY: 1. the caller's mappings (obligation 1); 2. its obligation 2.
+        // SAFETY: 1. the caller's mappings (obligation 1); 2. the caller's obligation 2.
         let frozen = unsafe { FrozenFolio::freeze(self, u64::from(pages) * MAPPING) };
         frozen.map(|folio| folio.free_into(batch)).is_some()
     }
 
     /// As [`FolioHandle::free_into`], but only for anonymous folios: a folio that an object owns,
-    /// or owned when it was mapped, is left as it is.
+    /// or owned when it was mapped, is left unchanged.
     ///
     /// # Safety
-    /// 1. and 2. As [`FolioHandle::free_into`].
+    /// 1. and 2. As for [`FolioHandle::free_into`].
     #[inline]
     pub(crate) unsafe fn free_anonymous_into(
         self,
@@ -75,13 +76,13 @@ impl<P: Platform> FolioHandle<'_, P> {
             && unsafe { self.free_into(batch, pages) }
     }
 
-    /// Turns `pages` mappings of an anonymous folio, the only ones, and `held` references, the
-    /// caller's or the swap cache's, into two, one for each of them, and removes the owner. Returns
-    /// `false`, with nothing changed, if there were other holders. The caller has the folio's lock.
-    /// One compare-exchange.
+    /// Removes the owner of an anonymous folio whose only holders are `pages` mappings and `held`
+    /// references, owned by the caller or the swap cache. Replaces these holds by two references,
+    /// one for the caller and one for the swap cache. Returns `false`, with nothing changed, if the
+    /// folio had other holders. The caller has the folio's lock. One compare-exchange.
     ///
     /// # Safety
-    /// 1. and 2. As [`FolioHandle::unmap`].
+    /// 1. and 2. As for [`FolioHandle::unmap`].
     /// 3. The `held` references are the caller's, or the swap cache's.
     #[inline]
     pub(crate) unsafe fn unmap_all(self, pages: u32, held: u32) -> bool {
@@ -97,7 +98,7 @@ impl<P: Platform> FolioHandle<'_, P> {
     /// is added to the batch. With `dirty`, the folio is marked dirty.
     ///
     /// # Safety
-    /// 1. and 2. As [`FolioHandle::unmap`].
+    /// 1. and 2. As for [`FolioHandle::unmap`].
     #[inline]
     pub(crate) unsafe fn unmap_into(
         self,
@@ -110,15 +111,15 @@ impl<P: Platform> FolioHandle<'_, P> {
             return Freed::Yes;
         }
         if dirty() {
-            // Before the mapping is dropped: afterwards the folio may be freed and reused.
+            // Marked before the mapping is dropped, because the folio may then be freed and reused.
             self.mark_dirty();
         }
         // SAFETY: 1. and 2. passed on; nothing was dropped above.
         unsafe { self.unmap(pages) }
     }
 
-    /// Pins the folio, in that part of its room: it stays in place until it is unpinned. The caller
-    /// keeps it mapped during the call. Returns whether there was room.
+    /// Pins the folio, using the given part of the field's room. The folio stays in place until it
+    /// is unpinned. The caller keeps it mapped during the call. Returns whether the field had room.
     pub(crate) fn pin(self, room: PinRoom) -> bool {
         count::pin(self.count(), room)
     }
@@ -126,16 +127,17 @@ impl<P: Platform> FolioHandle<'_, P> {
     /// Drops a pin; frees the folio with the last one if it has no other holder.
     ///
     /// # Safety
-    /// 1. The pin is the caller's, which drops it only here.
+    /// 1. The caller owns the pin and drops it only here.
     pub(crate) unsafe fn unpin(self) -> Freed {
         let result = count::take(self.count(), PIN, pins_in);
         // SAFETY: 1. the pin was the caller's (obligation 1).
         unsafe { self.after_taking(result) }
     }
 
-    /// Whether the folio is pinned. For a caller that has just removed the folio's entries in a
-    /// sequentially consistent step. A thread that pins a page counts the pin, and then checks
-    /// whether the entry is still present. So one of the two sees the other.
+    /// Whether the folio is pinned. The caller has just removed the folio's entries in a
+    /// sequentially consistent step. A thread that pins a page counts the pin and then checks
+    /// whether the entry is still present. So at least one of the two threads sees the other's
+    /// step.
     #[inline]
     pub(crate) fn is_pinned_since(self) -> bool {
         pins_in(self.count().load(SeqCst)) > 0
@@ -154,9 +156,9 @@ impl<P: Platform> FolioHandle<'_, P> {
         mappings_in(self.count().load(Relaxed))
     }
 
-    /// Whether exactly `mappings` entries map pages of the folio, and `held` references, which are
-    /// the caller's, are its only other holders. Another thread may take one at any time, by the
-    /// frame number.
+    /// Whether exactly `mappings` entries map pages of the folio, and `held` references of the
+    /// caller are its only other holders. Another thread may take a reference by frame number at
+    /// any time.
     #[inline]
     pub(crate) fn is_mapped_and_held(self, mappings: u32, held: u32) -> bool {
         let count = u64::from(mappings) * MAPPING + u64::from(held) * REFERENCE;
@@ -164,10 +166,10 @@ impl<P: Platform> FolioHandle<'_, P> {
     }
 }
 
-/// [`FolioHandle::unmap`], which may be called rather than inlined: it takes words, not a handle.
+/// [`FolioHandle::unmap`], which need not be inlined, because it receives words, not a handle.
 ///
 /// # Safety
-/// 1. and 2. As there.
+/// 1. and 2. As for [`FolioHandle::unmap`].
 #[inline]
 unsafe fn unmap<P: Platform>(frames: &Frames<P>, folio: Folio, pages: u32) -> Freed {
     let folio = frames.folio(folio);
@@ -204,11 +206,11 @@ pub(crate) fn is_shared_page<P: Platform>(frames: &Frames<P>, frame: Frame) -> b
 }
 
 /// Drops a mapping of the folio of one page in `frame`, if it is anonymous and has other mappings.
-/// With `dirty`, the folio is marked dirty. For a frame of any other kind, and perhaps when another
-/// thread changes the count, returns `false`, and no mapping is dropped.
+/// With `dirty`, the folio is marked dirty. For a frame of any other kind, returns `false` and
+/// drops no mapping; it may also do so when another thread changes the count.
 ///
 /// # Safety
-/// 1. and 2. As [`FolioHandle::unmap`], if it drops the mapping.
+/// 1. and 2. As for [`FolioHandle::unmap`], if this call drops the mapping.
 #[inline(always)]
 pub(crate) unsafe fn unmap_shared_page<P: Platform>(
     frames: &Frames<P>,
@@ -223,7 +225,7 @@ pub(crate) unsafe fn unmap_shared_page<P: Platform>(
         return false;
     }
     if dirty {
-        // Before the mapping is dropped: afterwards the folio may be freed and reused.
+        // Marked before the mapping is dropped, because the folio may then be freed and reused.
         change_flag(&meta.state, DIRTY, true);
     }
     count::unmap_one_of_several(&meta.count)

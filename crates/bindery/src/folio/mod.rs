@@ -21,8 +21,8 @@
 //! | `batch` | [`FolioBatch`]: passes over many folios |
 //! | `view` | the use of each frame, for readers of all memory |
 //!
-//! A loop over entries works with [`Folio`]s, which are numbers, and changes counts by runs. Guards
-//! ([`FolioRef`], [`FolioLock`], [`LockedFolio`]) are made at the edges.
+//! Loops over entries use [`Folio`]s, which are plain numbers, and change counts by runs. Guards
+//! ([`FolioRef`], [`FolioLock`], [`LockedFolio`]) are used outside these loops.
 //!
 //! # Holds on a folio
 //! | hold | taken by | keeps | under |
@@ -35,10 +35,9 @@
 //!
 //! The release of the last hold frees the folio. A walker may take a reference at any time, so a
 //! read of the count never proves that a thread is the only holder, unless the same step freezes
-//! the count (`count`). After that, all accesses are plain again. A walker with a reference may
-//! conclude that the folio is a folio of this order. With the lock as well, it may rely on the
-//! owner. A mapped folio without an entry that a walk finds is busy: entries are moved between
-//! tables.
+//! the count (`count`). After the freeze, all accesses are plain. A walker with a reference may
+//! rely on the folio's order. With the lock as well, it may rely on the owner. A mapped folio for
+//! which a walk finds no entry is busy, because entries move between tables.
 
 mod aging;
 mod alone;

@@ -6,13 +6,13 @@
 //!        kind    where in that frame, by 16  detached      index of the folio's first page
 //! ```
 //!
-//! Owner and index are two words. They change and are read under the folio's lock
-//! ([`super::lock`]), except while the folio is fresh. A holder of a mapping or a reference
-//! may read the kind from the second word without the lock: it does not change while the folio is
-//! mapped.
+//! The owner and the index are two words, read and written under the folio's lock ([`super::lock`])
+//! except while the folio is fresh. A holder of a mapping or a reference may read the kind from the
+//! second word without the lock, because the kind does not change while the folio is mapped.
 //!
-//! An index is a [`FolioIndex`], which has 52 bits and no sign. The last pages of a folio may be
-//! wanted where the first would have an index below zero: then they become folios of their own.
+//! An index is a [`FolioIndex`], which has 52 bits and no sign. If the first page of a folio would
+//! have a negative index at a requested place, the folio is not used whole there: its later pages
+//! become separate folios.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -31,11 +31,11 @@ const INDEX_BITS: u32 = 52;
 const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 const PLACE_SHIFT: u32 = 54;
 const KIND_SHIFT: u32 = 62;
-/// Kinds of owner in a word; 0 is no owner, 1 an anon group.
+/// Kinds of owner in the second word; 0 means no owner, 1 an anon group.
 const SHARED_MEMORY: u64 = 2;
 const FILE: u64 = 3;
-/// In the owner word: the object no longer refers to any page of the folio. The kind stays: entries
-/// that are removed later are subtracted from the count to which they were added.
+/// In the owner word: the object no longer refers to any page of the folio. The kind is retained,
+/// so entries that are removed later are subtracted from the count to which they were added.
 const DETACHED: u64 = 1 << 53;
 /// The alignment of owners, in bytes.
 pub(crate) const ALIGN: u64 = 16;
@@ -47,7 +47,7 @@ const _: () = assert!(PAGE_SIZE / ALIGN <= 1 << (KIND_SHIFT - PLACE_SHIFT));
 pub(crate) struct FolioIndex(u64);
 
 impl FolioIndex {
-    /// The exclusive bound of indexes: `mmap` and `mremap` refuse VMAs with larger ones.
+    /// The exclusive end of indexes: `mmap` and `mremap` refuse VMAs with larger ones.
     pub(crate) const END: u64 = 1 << INDEX_BITS;
     /// The owner word of a folio without an owner.
     pub(crate) const NONE: Self = Self(0);
@@ -82,8 +82,8 @@ impl FolioIndex {
     }
 }
 
-/// The owner of a folio. Modules above know the types behind the pointers: an `AnonGroup` of `rmap`
-/// and an `ObjectState` of `object`, each in a slab and aligned to [`ALIGN`].
+/// The owner of a folio. Higher modules define the types behind the pointers: an `AnonGroup` of
+/// `rmap` and an `ObjectState` of `object`, each in a slab and aligned to [`ALIGN`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Owner {
     /// No owner.
@@ -96,8 +96,8 @@ pub(crate) enum Owner {
     File(NonNull<()>),
 }
 
-/// An owner that lives as long as what it is borrowed from: the group or the object itself, or a
-/// VMA that holds it. A folio gets no other.
+/// An owner that lives as long as the value that it is borrowed from: the group or object itself,
+/// or a VMA that holds it. A folio's owner is set only from this type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LiveOwner<'o> {
     owner: Owner,
@@ -111,7 +111,7 @@ impl LiveOwner<'_> {
     /// An owner that the caller keeps alive.
     ///
     /// # Safety
-    /// 1. The record that `owner` names is in a slab, and lives as long as the result is used.
+    /// 1. The record that `owner` names is in a slab and remains alive while the result is used.
     #[inline(always)]
     pub(crate) const unsafe fn new(owner: Owner) -> Self {
         Self { owner, _lives: PhantomData }
@@ -124,16 +124,17 @@ impl LiveOwner<'_> {
     }
 }
 
-/// An owner in the format of a folio's metadata, for a caller that sets it for many folios.
+/// An owner in the format of a folio's metadata, for a caller that sets the same owner for many
+/// folios.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct OwnerMark {
     frame: u32,
-    /// Without an index.
+    /// The second word, without an index.
     word: u64,
 }
 
 impl OwnerMark {
-    /// The mark of this owner.
+    /// The mark of `owner`.
     pub(crate) fn of(owner: LiveOwner<'_>) -> Self {
         let (kind, address) = match owner.owner() {
             Owner::None => (0, None),
@@ -143,21 +144,21 @@ impl OwnerMark {
         };
         let (frame, place) = address.map_or((0, 0), |address| {
             let inside = address.addr().get() as u64 & (PAGE_SIZE - 1);
-            // SAFETY: 1. that of `LiveOwner::new`.
+            // SAFETY: 1. obligation 1 of `LiveOwner::new`.
             (unsafe { slab::frame_of(address) }.0, inside / ALIGN)
         });
         Self { frame, word: kind << KIND_SHIFT | place << PLACE_SHIFT }
     }
 
-    /// The owner of `count` pages with consecutive indexes. `None` if some are too high.
+    /// The owner of `count` pages with consecutive indexes. `None` if an index is too high.
     #[inline]
     pub(crate) fn run_from(self, first: u64, count: u64) -> Option<OwnerRun> {
         let fits = first.checked_add(count).is_some_and(|end| end <= FolioIndex::END);
         fits.then_some(OwnerRun { frame: self.frame, word: self.word | first })
     }
 
-    /// Stores the owner in the metadata of a folio, and the index of its first page there. The
-    /// folio is fresh, or the caller has its lock.
+    /// Stores the owner and the index of the folio's first page in the folio's metadata. The folio
+    /// is fresh, or the caller has its lock.
     #[inline(always)]
     pub(super) fn write(self, head: &FrameMeta, index: FolioIndex) {
         head.owner.store(self.frame, Relaxed);
@@ -169,7 +170,7 @@ impl OwnerMark {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct OwnerRun {
     frame: u32,
-    /// With the index of the first page.
+    /// The second word, with the index of the first page.
     word: u64,
 }
 
@@ -195,7 +196,7 @@ impl OwnerRun {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OwnerKind {
-    /// The address spaces that map it: anonymous memory.
+    /// Anonymous memory: owned by the address spaces that map it.
     Anonymous,
     /// Shared memory.
     SharedMemory,
@@ -203,21 +204,21 @@ pub enum OwnerKind {
     File,
 }
 
-/// The owner of a folio, and the folio's place in it.
+/// The owner of a folio, and the folio's position in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct FolioOwner {
     pub(crate) owner: Owner,
-    /// The index of its first page there.
+    /// The index of the folio's first page in the owner.
     pub(crate) first: FolioIndex,
 }
 
 impl<P: Platform> FolioHandle<'_, P> {
-    /// The object that owns the folio refers to no page of it any more: the folio has no owner, and
-    /// the value of [`FolioHandle::owner_kind`] stays. Entries that mapped it may be removed and
-    /// not yet counted down:
-    /// 1. CPU A takes a table out of the tree, and releases its locks;
+    /// Records that the owning object no longer refers to any page of the folio: the folio has no
+    /// owner, but [`FolioHandle::owner_kind`] is retained. Entries that mapped the folio may have
+    /// been removed without having been subtracted from the counts:
+    /// 1. CPU A removes a table from the tree and releases its locks;
     /// 2. CPU B truncates the object, finds no entry, and drops the pages;
-    /// 3. CPU A counts what the table mapped, as pages of shared memory or of a file.
+    /// 3. CPU A subtracts the table's mappings, as pages of shared memory or of a file.
     ///
     /// The caller has the folio's lock.
     pub(super) fn detach_from_object(self) {
@@ -227,8 +228,8 @@ impl<P: Platform> FolioHandle<'_, P> {
         head.word.store(kind | DETACHED, Relaxed);
     }
 
-    /// The folio's owner, and the index of its first page there. For the holder of the folio's
-    /// lock, and for the auditor of a quiet system; for any other caller the answer is a guess.
+    /// The folio's owner, and the index of its first page there. Exact for the holder of the
+    /// folio's lock and for the auditor of a quiet system; a guess for any other caller.
     pub(crate) fn owner(self) -> FolioOwner {
         let head = self.head();
         let word = head.word.load(Relaxed);
@@ -247,7 +248,7 @@ impl<P: Platform> FolioHandle<'_, P> {
         FolioOwner { owner, first: FolioIndex(word & INDEX_MASK) }
     }
 
-    /// Whether `owner` is the folio's. Old news unless the caller has the folio's lock.
+    /// Whether `owner` owns the folio. Possibly stale unless the caller has the folio's lock.
     #[inline(always)]
     pub(crate) fn is_owned_by(self, owner: OwnerMark) -> bool {
         let head = self.head();
@@ -269,8 +270,8 @@ impl<P: Platform> FolioHandle<'_, P> {
         word >> KIND_SHIFT >= SHARED_MEMORY && word & DETACHED == 0
     }
 
-    /// The kind of owner that the folio has, or had when it was mapped. The caller keeps it mapped,
-    /// so the answer lasts.
+    /// The kind of owner that the folio has, or had when it was mapped. The caller keeps the folio
+    /// mapped, so the kind does not change.
     #[inline]
     pub(crate) fn owner_kind(self) -> OwnerKind {
         match self.head().word.load(Relaxed) >> KIND_SHIFT {
@@ -281,8 +282,8 @@ impl<P: Platform> FolioHandle<'_, P> {
     }
 }
 
-/// Whether the mappings of the folio with this `word` count as those of an object's pages: the sign
-/// of the word, which is the upper bit of the kind.
+/// Whether the mappings of the folio with this `word` count as mappings of an object's pages. The
+/// sign of the word tells this: it is the upper bit of the kind.
 #[inline]
 pub(super) const fn is_counted_for_object(word: u64) -> bool {
     const { assert!(SHARED_MEMORY == 2 && FILE == 3) };
@@ -296,14 +297,14 @@ pub(super) const fn is_anonymous(word: u64) -> bool {
 }
 
 impl Counts {
-    /// Counts `pages` pages that were mapped, of a folio with this sort of owner.
+    /// Counts `pages` mapped pages of a folio with this kind of owner.
     #[inline]
     pub(crate) fn mapped(&mut self, owner: OwnerKind, pages: u32) {
         let level = self.level(owner);
         *level = level.wrapping_add(u64::from(pages));
     }
 
-    /// Counts `pages` pages that were unmapped, of a folio with this sort of owner.
+    /// Counts `pages` unmapped pages of a folio with this kind of owner.
     #[inline]
     pub(crate) fn unmapped(&mut self, owner: OwnerKind, pages: u32) {
         let level = self.level(owner);

@@ -3,22 +3,22 @@
 //! Most references come from a holder of a mapping or of another reference. A walker that has only
 //! a frame number (from a list, or from a walk over all memory) takes one *by number*:
 //!
-//! 1. The metadata says which folio the frame is a page of. That is a guess: the folio may be freed
-//!    or split at any time.
-//! 2. A reference is added at the head, unless the count is zero ([`count::refer`]). If it is zero,
-//!    there is no folio: the frame is free, fresh, frozen, a table or a slab.
-//! 3. *From now on* a folio with this head stays. Its metadata was published with the count. If the
-//!    guess was wrong, the frame may belong to something else, and the reference is dropped. It may
-//!    be the last one by now; then dropping it frees the folio.
+//! 1. The metadata tells which folio contains the frame. That is a guess: the folio may be freed or
+//!    split at any time.
+//! 2. A reference is added at the head, unless the count is zero ([`count::refer`]). A zero count
+//!    means that no folio is published here: the frame is free, fresh, frozen, a table or a slab.
+//! 3. *From now on* a folio with this head is not freed. Its metadata was published with the count.
+//!    If the guess was wrong, the frame may belong to something else, and the reference is dropped.
+//!    If it is the last one by then, dropping it frees the folio.
 //!
 //! Step 3 prevents this:
-//! 1. CPU A needs frame 0x47, and reads in its tail: head 0x40, order 4.
+//! 1. CPU A needs frame 0x47 and reads in its tail: head 0x40, order 4.
 //! 2. CPU B unmaps that folio; its frames become a page at 0x40 and a table at 0x47.
-//! 3. CPU A takes a reference at 0x40, and would take the table for a page of a folio.
+//! 3. CPU A takes a reference at 0x40 and would mistake the table for a page of a folio.
 //!
-//! In between, a thread that needs the folio exclusively sees one reference more than it expects. A
-//! split reports that the folio is busy; a write to a page that was shared copies it. Both may
-//! happen at any time anyway.
+//! Until step 3 ends, a thread that needs the folio exclusively sees one reference more than it
+//! expects. A split reports that the folio is busy; a write to a page that was shared copies the
+//! page. Both may happen at any time anyway.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -36,10 +36,10 @@ use crate::frame::{Allocator, Frames};
 use crate::platform::Platform;
 use crate::sync::word::Word;
 
-/// The metadata that a reference by number reads, or loom's.
+/// The metadata that a reference by number reads; loom has its own implementation.
 pub(super) trait Heads {
     type Count: Word<u64>;
-    /// Whether there is metadata of the frame.
+    /// Whether the frame has metadata.
     fn covers(&self, frame: Frame) -> bool;
     /// The `state` of the frame.
     fn state(&self, frame: Frame) -> u32;
@@ -49,7 +49,8 @@ pub(super) trait Heads {
     fn count(&self, frame: Frame) -> &Self::Count;
 }
 
-/// The folio that the frame seems to be a page of. A guess, unless the caller keeps the folio.
+/// The folio that seems to contain the frame. A guess, unless the caller keeps the folio from being
+/// freed or split.
 #[inline]
 pub(super) fn guess(heads: &impl Heads, frame: Frame) -> Option<Folio> {
     if !heads.covers(frame) {
@@ -65,8 +66,8 @@ pub(super) fn guess(heads: &impl Heads, frame: Frame) -> Option<Folio> {
     None
 }
 
-/// A tail may be left over from a folio that was freed, with whatever for its head. But a folio
-/// that does reach to `frame` has written its head there.
+/// A tail may be a remnant of a freed folio, with an arbitrary head. But a live folio that extends
+/// to `frame` has written its own head there.
 #[inline]
 fn guess_from_tail(heads: &impl Heads, frame: Frame, head: Frame) -> Option<Folio> {
     if !heads.covers(head) {
@@ -78,11 +79,11 @@ fn guess_from_tail(heads: &impl Heads, frame: Frame, head: Frame) -> Option<Foli
     reaches.then_some(folio)
 }
 
-/// The reference was added to a folio that does not contain the frame: it has to be released.
+/// The reference was added to a folio that does not contain the frame; the caller must release it.
 #[derive(Debug)]
 pub(super) struct Mistaken(pub(super) Folio);
 
-/// Adds a reference to the folio around `frame`, if there is any on it already.
+/// Adds a reference to the folio around `frame`, if it has a holder.
 #[inline]
 pub(super) fn from_nothing(heads: &impl Heads, frame: Frame) -> Result<Option<Folio>, Mistaken> {
     let Some(Folio { head, .. }) = guess(heads, frame) else { return Ok(None) };
@@ -123,7 +124,7 @@ impl<P: Platform> Heads for Frames<P> {
     }
 }
 
-/// A reference, released when this is dropped; the folio that it keeps is neither freed nor cut.
+/// A reference, released on drop. The folio is neither freed nor split while the reference exists.
 pub(crate) struct FolioRef<'a, P: Platform> {
     handle: FolioHandle<'a, P>,
 }
@@ -136,14 +137,16 @@ impl<P: Platform> Deref for FolioRef<'_, P> {
     }
 }
 
-/// A reference as a plain value, for a state that does not borrow the memory. It is not copied, and
-/// only the guard that it becomes again releases it: dropped, it keeps the folio forever.
+/// A reference as a plain value, for a state that does not borrow the memory. The value is not
+/// copied, and the reference is released only through the guard that [`HeldFolio::guard`] restores.
+/// A dropped value holds the folio forever.
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "the folio stays forever"]
 pub(crate) struct HeldFolio(Folio);
 
 impl HeldFolio {
-    /// The reference's guard again. `frames` are those of the memory of the guard that became this.
+    /// Restores the guard of the reference. `frames` belong to the memory of the guard that became
+    /// this value.
     #[inline(always)]
     pub(crate) fn guard<P: Platform>(self, frames: &Frames<P>) -> FolioRef<'_, P> {
         FolioRef { handle: frames.folio(self.0) }
@@ -151,7 +154,7 @@ impl HeldFolio {
 }
 
 impl<'a, P: Platform> FolioRef<'a, P> {
-    /// A guard for a reference that the caller has without one.
+    /// A guard for a reference that the caller holds without one.
     pub(super) fn adopt(handle: FolioHandle<'a, P>) -> Self {
         Self { handle }
     }
@@ -173,7 +176,7 @@ impl<'a, P: Platform> FolioRef<'a, P> {
 }
 
 impl<P: Platform> FolioRef<'_, P> {
-    /// Leaves the folio referred to: the caller keeps the reference by other means.
+    /// Leaves the reference in place: the caller accounts for it by other means.
     #[inline]
     pub(super) fn leave(self) {
         core::mem::forget(self);
@@ -185,14 +188,14 @@ impl<P: Platform> FolioRef<'_, P> {
     /// These references replace this one.
     pub(crate) fn release_parts(self, order: Order) {
         let this = ManuallyDrop::new(self);
-        // SAFETY: 1. they replace this one, which is not dropped.
+        // SAFETY: 1. they replace this reference, which is not dropped.
         unsafe { this.handle.release_parts(order) };
     }
 }
 
 impl<P: Platform> Drop for FolioRef<'_, P> {
     fn drop(&mut self) {
-        // SAFETY: 1. this guard's.
+        // SAFETY: 1. this guard's reference.
         unsafe { self.handle.release() };
     }
 }
@@ -204,8 +207,8 @@ impl<P: Platform> fmt::Debug for FolioRef<'_, P> {
 }
 
 impl<'a, P: Platform> FolioHandle<'a, P> {
-    /// Adds a reference, unless there are too many. Returns whether it did. The caller has one, or
-    /// a table's lock keeps a mapping.
+    /// Adds a reference, unless there are too many. Returns whether the reference was added. The
+    /// caller has a reference, or keeps a mapping by a table's lock.
     #[inline]
     #[must_use]
     pub(super) fn try_get(self) -> bool {
@@ -213,16 +216,16 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
         count::refer(self.count())
     }
 
-    /// Adds references that do not depend on how many others hold the folio: one for each page that
-    /// an object keeps of it from now on, or the swap cache's and that of the thread that writes it
-    /// out. The caller has the folio's lock, and a reference or mappings. A refusal is counted in
-    /// [`Allocator::refused`].
+    /// Adds references regardless of the number of other holders: one for each page that an
+    /// object's index now contains, or one for the swap cache and one for the thread that writes
+    /// the folio out. The caller has the folio's lock, and a reference or mappings. A refusal is
+    /// counted in [`Allocator::refused`].
     pub(crate) fn add_references(self, references: u32) -> Result<(), ReferencesRefused> {
         let added = count::refer_locked(self.count(), references);
         added.inspect_err(|_| self.frames.refuse())
     }
 
-    /// As [`FolioHandle::try_get`]; dropping the result releases the reference.
+    /// As [`FolioHandle::try_get`], but returns a guard that releases the reference on drop.
     pub(crate) fn keep(self) -> Option<FolioRef<'a, P>> {
         self.try_get().then(|| FolioRef { handle: self })
     }
@@ -231,47 +234,47 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     /// reference that the folio does not have is counted in [`Allocator::refused`].
     ///
     /// # Safety
-    /// 1. The reference is the caller's, in no guard, and released only here.
+    /// 1. The caller owns the reference, which is in no guard and is released only here.
     #[inline]
     pub(crate) unsafe fn release(self) -> Freed {
         // SAFETY: 1. passed on.
         unsafe { self.release_pages(1) }
     }
 
-    /// Removes `count` references at once, as [`FolioHandle::release`] does with one.
+    /// Removes `count` references at once, as [`FolioHandle::release`] does for one reference.
     ///
     /// # Safety
-    /// 1. As there, of all of them.
+    /// 1. As for [`FolioHandle::release`], for each of the references.
     #[inline(always)]
     pub(crate) unsafe fn release_pages(self, count: u32) -> Freed {
         // SAFETY: 1. passed on.
         unsafe { release(self.frames, self.folio, count) }
     }
 
-    /// Freezes the folio if `count` references are all that keeps it.
+    /// Freezes the folio if `count` references are its only holders.
     ///
     /// # Safety
-    /// 1. The references are the caller's, which gives them up if the folio is frozen.
+    /// 1. The caller owns the references and relinquishes them if the folio is frozen.
     #[inline]
     pub(crate) unsafe fn freeze(self, count: u32) -> Option<FrozenFolio<'a, P>> {
-        // SAFETY: 1. the caller's obligation 1. 2. no mapping is in the count, and those that were
-        // counted went after their flush.
+        // SAFETY: 1. the caller's obligation 1. 2. the count includes no mapping, and earlier
+        // mappings were subtracted after their flush.
         unsafe { FrozenFolio::freeze(self, u64::from(count) * REFERENCE) }
     }
 
-    /// Frees the folio if its last holder was removed; counts a removal that was refused.
+    /// Frees the folio if its last holder was removed; counts a refused removal.
     ///
     /// # Safety
-    /// 1. The result is that of [`count::take`] or [`count::unmap_owned`], of what was the
+    /// 1. The result is that of [`count::take`] or [`count::unmap_owned`] for holds of the
     ///    caller's.
     #[inline]
     pub(super) unsafe fn after_taking(self, result: Result<bool, NotThere>) -> Freed {
         match result {
             Ok(false) => Freed::No,
             Ok(true) => {
-                // SAFETY: 1. this step took the count to zero (obligation 1), and no other can; 2.
-                // one that maps, pins or reads the folio is counted, and counts down after the
-                // flush.
+                // SAFETY: 1. this step lowered the count to zero (obligation 1), and no other step
+                // can; 2. every thread that maps, pins or reads the folio is counted, and is
+                // subtracted after the flush.
                 unsafe { self.frames.free(self.folio.head, self.folio.order) };
                 Freed::Yes
             }
@@ -290,11 +293,11 @@ impl<'a, P: Platform> FolioHandle<'a, P> {
     }
 }
 
-/// [`FolioHandle::release_pages`], which may be called rather than inlined: it takes words, not a
+/// [`FolioHandle::release_pages`], which need not be inlined, because it receives words, not a
 /// handle.
 ///
 /// # Safety
-/// 1. As there.
+/// 1. As for [`FolioHandle::release_pages`].
 #[inline]
 unsafe fn release<P: Platform>(frames: &Frames<P>, folio: Folio, count: u32) -> Freed {
     let folio = frames.folio(folio);
@@ -306,8 +309,8 @@ unsafe fn release<P: Platform>(frames: &Frames<P>, folio: Folio, count: u32) -> 
 
 impl<P: Platform> Frames<P> {
     /// A reference to the folio that contains `frame`. The frame may be freed and reused during the
-    /// call. `None` if the frame is in no folio, in one that is not published yet, or in one with
-    /// too many references. Two loads and an atomic instruction; takes no lock.
+    /// call. `None` if the frame is in no folio, or if its folio is not published yet or has too
+    /// many references. Two loads and an atomic instruction; takes no lock.
     #[inline(always)]
     pub(crate) fn try_hold<'a>(&'a self, frame: Frame) -> Option<FolioRef<'a, P>> {
         hold(self, frame)
@@ -319,7 +322,7 @@ fn hold<P: Platform>(frames: &Frames<P>, frame: Frame) -> Option<FolioRef<'_, P>
     match from_nothing(frames, frame) {
         Ok(folio) => folio.map(|folio| FolioRef { handle: frames.folio(folio) }),
         Err(Mistaken(folio)) => {
-            // SAFETY: 1. it was added just now, to another folio than the frame's.
+            // SAFETY: 1. the reference was just added, to a folio that does not contain the frame.
             unsafe { frames.folio(folio).release() };
             None
         }

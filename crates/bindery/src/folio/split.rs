@@ -15,14 +15,14 @@ use crate::frame::meta::{
 };
 use crate::platform::Platform;
 
-/// Why a folio was not split; it is as it was.
+/// The reason why a folio was not split. The folio is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SplitError {
     /// The parts would not be smaller than the folio.
     Order,
-    /// Another reference than the caller's exists, or the caller has none.
+    /// A reference other than the caller's exists, or the caller has no reference.
     References,
-    /// The mappings of the pages do not add up to those of the folio.
+    /// The sum of the pages' mappings differs from the folio's count.
     Mappings,
 }
 
@@ -30,17 +30,17 @@ impl<P: Platform> FolioHandle<'_, P> {
     /// Releases one reference to each of the parts of 2^`order` pages that the folio was cut into.
     ///
     /// # Safety
-    /// 1. These references are the caller's.
+    /// 1. The caller owns these references.
     pub(super) unsafe fn release_parts(self, order: Order) {
         for first in (0..self.folio.pages()).step_by(order.pages() as usize) {
             let part = Folio::of(self.folio.head.plus(first), order);
-            // SAFETY: 1. the caller's (obligation 1), and each part comes once.
+            // SAFETY: 1. the caller's reference (obligation 1); each part is visited once.
             unsafe { self.frames.folio(part).release() };
         }
     }
 
-    /// Cuts the folio into folios of `order`. Each has one reference, the caller's, so that the
-    /// caller releases every part (and thereby frees those without mappings).
+    /// Splits the folio into folios of `order`. The caller holds one reference to each part and
+    /// releases it (thereby freeing the parts without mappings).
     ///
     /// ```text
     /// before  | order 4, 1 reference, 16 pages, mappings 4+4+0+0 ...         |
@@ -48,25 +48,24 @@ impl<P: Platform> FolioHandle<'_, P> {
     /// ```
     ///
     /// The caller holds the only reference, and prevents others from mapping, unmapping or changing
-    /// the folio (by the locks of all tables that map it). `mappings_of` returns the number of
-    /// entries that map a page, by its index; it is called twice.
+    /// the folio by holding the locks of all tables that map it. `mappings_of` returns the number
+    /// of entries that map a page, by its index; it is called twice.
     ///
     /// No lock prevents references by number:
     /// 1. CPU A reads the count: one reference, its own;
-    /// 2. CPU B, which knows a frame's number, adds one, and works on a folio of 16 pages;
-    /// 3. CPU A cuts that into four.
+    /// 2. CPU B, which has a frame's number, adds a reference and works on a folio of 16 pages;
+    /// 3. CPU A splits that folio into four.
     ///
-    /// So the count is frozen at zero first, by a compare-exchange that fails after step 2. The
-    /// parts are published one by one, each when all of its metadata is written.
+    /// So the count is frozen at zero first, by a compare-exchange that fails after step 2. Each
+    /// part is published separately, after all its metadata is written.
     ///
-    /// Each part inherits dirty, whether instructions are synchronized, its pages' anon-exclusive
-    /// bits, and the owner with its own first index; an anonymous part without mappings has no
-    /// owner. The first part keeps the folio's lock and place on the LRU list; the others have
-    /// neither. O(pages).
+    /// Each part inherits the dirty and fetchable flags, its pages' anon-exclusive bits, and the
+    /// owner, with its own first index; an anonymous part without mappings has no owner. The first
+    /// part keeps the folio's lock and place on the LRU list; the others have neither. O(pages).
     ///
     /// # Errors
     ///
-    /// Each case of [`SplitError`], with nothing changed.
+    /// Each case of [`SplitError`]; nothing has changed.
     pub(crate) fn split(
         self,
         order: Order,
@@ -107,7 +106,7 @@ impl<P: Platform> FolioHandle<'_, P> {
             let part = self.frames.folio(part);
             let meta = part.head();
             if first == 0 {
-                // The caller may have the lock.
+                // The caller may hold the lock.
                 let kept = |state: u32| state & !(ORDER_MASK | SHARED_EIGHTHS);
                 let change = |state| kept(state) | state_of(MetaKind::Folio, order) | flag;
                 let _ = head.state.fetch_update(Relaxed, Relaxed, |state| Some(change(state)));

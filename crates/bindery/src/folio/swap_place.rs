@@ -7,9 +7,10 @@
 //!           spare       in cache    area       slot, high bits
 //! ```
 //!
-//! `state` says whether they mean anything ([`SWAP_CACHED`]). *In cache* counts the pages whose
-//! slot still names them; with the last one, the folio leaves the cache. The slots of a folio are
-//! consecutive and lie in one cluster. The cluster's lock guards both words and the flag.
+//! [`SWAP_CACHED`] in `state` tells whether these fields are valid. *In cache* counts the pages
+//! whose slots still refer to them; when it drops to zero, the folio leaves the cache. The slots of
+//! a folio are consecutive and lie in one cluster. The cluster's lock guards both words and the
+//! flag.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -22,7 +23,7 @@ const AREA_SHIFT: u32 = HIGH_BITS;
 const AREA_BITS: u32 = 5;
 const CACHED_SHIFT: u32 = AREA_SHIFT + AREA_BITS;
 
-/// The place of a folio's content in swap.
+/// The location of a folio's content in swap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SwapPlace {
     /// The swap area, 0 to 31.
@@ -34,7 +35,8 @@ pub(crate) struct SwapPlace {
 }
 
 impl<P: Platform> FolioHandle<'_, P> {
-    /// Whether the folio is in the swap cache. Old news unless the caller has the folio's lock.
+    /// Whether the folio is in the swap cache. Possibly stale unless the caller has the folio's
+    /// lock.
     #[inline]
     pub(crate) fn is_swap_cached(self) -> bool {
         self.state().load(Relaxed) & SWAP_CACHED != 0
@@ -57,8 +59,8 @@ impl<P: Platform> FolioHandle<'_, P> {
         })
     }
 
-    /// Notes the folio's slots, and that it is in the cache. The caller has made the slots name it,
-    /// and no other thread has found it by them yet.
+    /// Records the folio's slots and marks it cached. The caller has stored the folio in the slots,
+    /// but no other thread has found it through them yet.
     #[inline]
     pub(crate) fn set_swap_place(self, place: SwapPlace) {
         let head = self.head();
@@ -66,7 +68,7 @@ impl<P: Platform> FolioHandle<'_, P> {
         head.state.fetch_or(SWAP_CACHED, Relaxed);
     }
 
-    /// Notes that `cached` pages of the folio are left in the cache. The cluster's lock is held.
+    /// Records that `cached` pages of the folio remain in the cache. The cluster's lock is held.
     #[inline]
     pub(crate) fn set_cached_pages(self, place: SwapPlace, cached: u32) {
         if cached > 0 {

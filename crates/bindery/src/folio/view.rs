@@ -1,7 +1,7 @@
 //! The use of each frame, for readers of all memory: `/proc/kpageflags`, `vmstat`, debuggers.
 //!
-//! No lock is taken. A concurrent change is shown before or after it, and a block that is split
-//! or joined at that moment may be shown with the bounds of either.
+//! No lock is taken. A concurrent change may be seen in its state before or after it. A block that
+//! is split or joined concurrently may be shown with its old or new bounds.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -26,38 +26,38 @@ use crate::platform::Platform;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrameUse {
-    /// It does not belong to the memory: a hole, the metadata of all frames, or outside of all
-    /// ranges.
+    /// The frame is not managed memory: it is in a hole, holds the metadata of frames, or is
+    /// outside all ranges.
     NotManaged,
     /// Free, in the allocator.
     Free,
-    /// Taken from the allocator, and nothing more is known yet.
+    /// Allocated, with no known use yet.
     Allocated,
     /// A page of anonymous memory.
     Anonymous,
-    /// A page of shared memory; also a truncated one that still has a holder.
+    /// A page of shared memory, or a truncated page of it that still has a holder.
     SharedMemory,
-    /// A page of a file; also a truncated one that still has a holder.
+    /// A page of a file, or a truncated page of it that still has a holder.
     File,
-    /// The zero page that all share, or one of the huge zero page.
+    /// The shared zero page, or a page of the huge zero page.
     Zero,
     /// A page table of an address space or a kernel map.
     Table,
-    /// Small records of the core's: mappings, objects, anon groups; also those of CPUs
-    /// ([`crate::Memory::cpu_online`]).
+    /// Small records of the core, such as mappings, objects and anon groups; also the records of
+    /// CPUs ([`crate::Memory::cpu_online`]).
     Slab,
     /// An area of the kernel ([`crate::KernelMap`]).
     Kernel,
-    /// Frames of the embedder.
+    /// Frames allocated by the embedder.
     Embedder,
-    /// Pages that were swapped out to compressed memory, and the tables of their compressors.
+    /// Compressed memory with pages that were swapped out, and the tables of the compressors.
     Compressed,
-    /// The account of swap slots.
+    /// The swap slot records.
     Swap,
 }
 
 impl FrameUse {
-    /// Whether user programs may map it, the zero page aside.
+    /// Whether user programs may map the frame. `false` for the zero page.
     ///
     /// Context: any.
     pub fn is_folio(self) -> bool {
@@ -77,10 +77,10 @@ impl FrameUse {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameView {
-    /// Its use.
+    /// The frame's use.
     pub usage: FrameUse,
-    /// The block of the frame: a folio, a free block, or a block that was allocated whole. Without
-    /// one, only the frame.
+    /// The block of the frame: a folio, a free block, or another allocated block. If none is found,
+    /// only the frame.
     pub block: FrameRange,
     /// The number of entries that map pages of the folio (a huge leaf counts its pages); 0 if the
     /// frame is in no folio.
@@ -112,7 +112,7 @@ pub struct FrameUsage {
     pub free: u64,
     /// Pages of anonymous folios that are mapped.
     pub anonymous: u64,
-    /// Of those, pages of folios as large as a table of level 1 spans.
+    /// The part of `anonymous` in folios as large as the span of a level 1 table.
     pub anonymous_huge: u64,
     /// Pages of shared memory, mapped or not.
     pub shared_memory: u64,
@@ -120,21 +120,21 @@ pub struct FrameUsage {
     pub file: u64,
     /// Pages of shared memory and files whose folios are mapped.
     pub mapped: u64,
-    /// Page tables, those on deposit included.
+    /// Page tables, including deposited ones.
     pub tables: u64,
     /// Frames with small records of the core.
     pub slab: u64,
     /// Frames of kernel areas.
     pub kernel: u64,
-    /// The embedder's own.
+    /// The embedder's frames.
     pub embedder: u64,
     /// Compressed memory.
     pub compressed: u64,
-    /// The account of swap slots.
+    /// The swap slot records.
     pub swap: u64,
 }
 
-/// The block of that kind and order around a frame.
+/// The block, of this kind and order, that contains a frame.
 struct Block {
     head: Frame,
     order: Order,
@@ -161,7 +161,7 @@ pub(crate) fn frame_view<P: Platform>(frames: &Frames<P>, frame: Frame) -> Frame
         return FrameView { usage: FrameUse::Free, ..unknown };
     }
     let Some(block) = block_around(frames, frame) else {
-        // Its block is being cut or joined.
+        // The block is being split or joined.
         return FrameView { usage: FrameUse::Allocated, ..unknown };
     };
     let range = FrameRange { first: block.head, count: block.order.pages() };
@@ -180,7 +180,7 @@ pub(crate) fn frame_view<P: Platform>(frames: &Frames<P>, frame: Frame) -> Frame
     }
 }
 
-/// The sums over all frames. O(blocks).
+/// The totals over all frames. O(blocks).
 pub(crate) fn frame_usage<P: Platform>(frames: &Frames<P>, huge_order: Order) -> FrameUsage {
     let mut sums = FrameUsage { free: frames.free_frame_count(), ..FrameUsage::default() };
     let FrameRange { first, count } = frames.span();
@@ -189,13 +189,13 @@ pub(crate) fn frame_usage<P: Platform>(frames: &Frames<P>, huge_order: Order) ->
     while at < count {
         let inside = first.plus(at).0.wrapping_sub(ready.0);
         if inside < kept {
-            // Free, whatever their metadata says.
+            // Free, regardless of their metadata.
             at += kept - inside;
             continue;
         }
         let block = block_at(frames, first.plus(at));
         let pages = if block.kind == MetaKind::Front {
-            // A run that changes at this moment may seem to have any length.
+            // The length of a run that changes concurrently may have any value.
             let run = (frames.meta(block.head).word.load(Relaxed) as u32).clamp(1, MOST_FRAMES);
             let is_still_one = frames.meta(block.head).kind() == MetaKind::Front;
             if is_still_one { run } else { 1 }
@@ -258,13 +258,13 @@ fn usage_of<P: Platform>(frames: &Frames<P>, block: &Block) -> FrameUse {
     }
 }
 
-/// The number of pages from `frame` on to the next block: those of the block that begins there, or
-/// one. A guess, unless nothing changes concurrently.
+/// The number of pages from `frame` to the next block: those of the block that begins there, or one
+/// page. A guess unless concurrent changes are excluded.
 pub(crate) fn pages_of_block<P: Platform>(frames: &Frames<P>, frame: Frame) -> u32 {
     block_at(frames, frame).order.pages()
 }
 
-/// The block that begins at `frame`, or `frame` itself as a block of one.
+/// The block that begins at `frame`, or `frame` itself as a block of one page.
 fn block_at<P: Platform>(frames: &Frames<P>, frame: Frame) -> Block {
     let state = frames.meta(frame).state.load(Relaxed);
     let kind = kind_in(state);
@@ -272,7 +272,8 @@ fn block_at<P: Platform>(frames: &Frames<P>, frame: Frame) -> Block {
     Block { head: frame, order, state, kind }
 }
 
-/// The block with the frame in it. Blocks are aligned to their size, so its head is one of few.
+/// The block that contains the frame. Blocks are aligned to their size, so only a few frames can be
+/// the head.
 fn block_around<P: Platform>(frames: &Frames<P>, frame: Frame) -> Option<Block> {
     for order in Order::PAGE.up_to(MAX_ORDER) {
         let head = Frame(frame.0 & !(order.pages() - 1));

@@ -1,5 +1,5 @@
-//! The allocator of frames: its free lists, and each way in and out of them. `fronts` has the part
-//! that CPUs keep for themselves.
+//! The allocator of frames: its free lists, and every function that adds frames to them or removes
+//! frames. `fronts` contains the parts that CPUs keep for themselves.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -19,21 +19,23 @@ use crate::cpu::CpuTable;
 use crate::platform::Platform;
 use crate::sync::Mutex;
 
-/// The frames of the machine that are free, in lists and in fronts, and the metadata of all frames.
+/// The free frames of the machine, in lists and in fronts, and the metadata of all frames.
 pub(crate) struct Allocator<P: Platform> {
-    /// On lines of its own: the embedder may write it at any time, and `metas` is only read.
+    /// On its own cache lines, because the embedder may write to it at any time while `metas` is
+    /// only read.
     pub(super) platform: CachePadded<P>,
     pub(super) metas: MetaArray,
     pub(super) total: u64,
-    /// As in the free lists: frames that are kept for [`AllocateFor::Reclaim`].
+    /// A copy of the free lists' value: the number of frames reserved for [`AllocateFor::Reclaim`].
     pub(super) reserve: AtomicU64,
-    /// Calls that would have corrupted the counts or lists, and changed nothing.
+    /// The number of calls that would have corrupted the counts or lists. Such calls change
+    /// nothing.
     refused: AtomicU64,
     pub(super) fronts: CpuTable<Front<P>>,
-    /// The maximum of frames in each front; 0 for no fronts.
+    /// The maximum number of frames in each front; 0 for no fronts.
     pub(super) front_limit: AtomicU32,
     pub(super) drains: Drains<P>,
-    /// Each allocation writes it, so no line that is only read has a part of it.
+    /// Each allocation writes this field, so its cache lines contain no read-only field.
     pub(super) lists: CachePadded<FreeLists<P>>,
     #[cfg(any(test, feature = "testing"))]
     pub(crate) inject: Inject,
@@ -43,23 +45,24 @@ pub(crate) struct Allocator<P: Platform> {
 /// cache line, if the platform's spin lock has at most 24 bytes.
 #[repr(C)]
 pub(super) struct FreeLists<P: Platform> {
-    /// As in `buddy`, to be read without the lock.
+    /// A copy of the count in `buddy`, for readers without the lock.
     pub(super) free: AtomicU64,
-    /// Frames that were taken so far; changes with the lock of `buddy` held.
+    /// The number of frames allocated so far; changed under the lock of `buddy`.
     pub(super) taken: AtomicU64,
     pub(super) buddy: Mutex<P::SpinLock, Buddy>,
-    /// Whether the lists have less than three times the reserve: then no frame enters a front.
+    /// Whether the lists have less than three times the reserve. Then no frame enters a front.
     pub(super) is_low: AtomicBool,
 }
 
-/// The purpose of an allocation. Each caller states its own, and there is no default: an allocation
-/// that takes the reserve without need leaves reclaim unable to free memory.
+/// The purpose of an allocation. Every caller states its purpose; a default would be dangerous,
+/// because an allocation that unnecessarily consumes the reserve leaves reclaim unable to free
+/// memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AllocateFor {
-    /// Memory that is used: folios, tables, objects of the core, areas. It leaves the reserve, and
-    /// fails instead.
+    /// Memory in general use: folios, tables, objects of the core, areas. Such an allocation fails
+    /// instead of consuming the reserve.
     Use,
-    /// Memory that frees more memory, in a call that frees it: reclaim may take every free frame.
+    /// Memory for a call that frees more memory: reclaim may allocate every free frame.
     Reclaim,
 }
 
@@ -70,7 +73,7 @@ pub(crate) struct FrameTraffic {
 }
 
 impl<P: Platform> Allocator<P> {
-    /// An allocator of the frames that `add` adds. Their metadata is in `metas`.
+    /// An allocator of the frames that `add` adds, with their metadata in `metas`.
     pub(super) fn new(
         platform: P,
         metas: MetaArray,
@@ -99,7 +102,7 @@ impl<P: Platform> Allocator<P> {
         }
     }
 
-    /// The platform that the frames are reached by.
+    /// The platform that provides access to the frames.
     #[inline]
     pub(crate) fn platform(&self) -> &P {
         &self.platform
@@ -124,28 +127,28 @@ impl<P: Platform> Allocator<P> {
         self.metas.lend()
     }
 
-    /// The frames that are kept ready for single allocations: free, whatever their metadata says.
+    /// The frames that are kept ready for single allocations: free, regardless of their metadata.
     pub(crate) fn ready(&self) -> FrameRange {
         let (first, count) = self.lists.buddy.lock().ready();
         FrameRange { first, count }
     }
 
-    /// Whether `frame` is memory that is, was or can be allocated here: in the span, and neither
-    /// a hole nor the metadata.
+    /// Whether `frame` was or can be allocated here: it is in the span, and neither in a hole nor
+    /// part of the metadata.
     #[inline]
     pub(crate) fn manages(&self, frame: Frame) -> bool {
         self.metas().covers(frame) && self.metas().get(frame).kind() != MetaKind::Reserved
     }
 
-    /// The first frame that has metadata, and how many have, holes included.
+    /// The first frame that has metadata, and the number of such frames, holes included.
     pub(crate) fn span(&self) -> FrameRange {
         self.metas().span()
     }
 
     /// A block of 2^`order` frames, aligned to its size, contents unspecified. Its head is
-    /// [`MetaKind::Raw`] with all fields empty, the other frames are [`MetaKind::Tail`]. `None` if no
-    /// free block is large enough, `order` is above [`MAX_ORDER`], or the block would be one of the
-    /// reserve, and `purpose` is not [`AllocateFor::Reclaim`].
+    /// [`MetaKind::Raw`] with all fields empty, the other frames are [`MetaKind::Tail`]. `None` if
+    /// no free block is large enough, `order` is above [`MAX_ORDER`], or the block would come from
+    /// the reserve and `purpose` is not [`AllocateFor::Reclaim`].
     ///
     /// Does not sleep. O([`MAX_ORDER`]).
     #[inline]
@@ -156,7 +159,7 @@ impl<P: Platform> Allocator<P> {
         self.take(order, purpose)
     }
 
-    /// Keeps `frames` frames for [`AllocateFor::Reclaim`].
+    /// Reserves `frames` frames for [`AllocateFor::Reclaim`].
     pub(crate) fn set_reserve(&self, frames: u64) {
         let mut buddy = self.lists.buddy.lock();
         buddy.set_reserve(frames);
@@ -164,14 +167,14 @@ impl<P: Platform> Allocator<P> {
         self.publish_to_fronts(&buddy);
     }
 
-    /// Frames that are kept for [`AllocateFor::Reclaim`].
+    /// The number of frames reserved for [`AllocateFor::Reclaim`].
     pub(crate) fn reserve(&self) -> u64 {
         self.reserve.load(Relaxed)
     }
 
-    /// As [`Allocator::allocate`], but of a smaller block if no block of this size is free. Returns
-    /// its order too. `None` if `purpose` may not take a single frame. Does not sleep.
-    /// O([`MAX_ORDER`]).
+    /// As [`Allocator::allocate`], but returns a smaller block if no block of this size is free.
+    /// Also returns the block's order. `None` if no single frame is available for `purpose`. Does
+    /// not sleep. O([`MAX_ORDER`]).
     pub(crate) fn allocate_up_to(
         &self,
         order: Order,
@@ -200,13 +203,13 @@ impl<P: Platform> Allocator<P> {
         frame
     }
 
-    /// Shows what the lists have to readers without the lock, which is held.
+    /// Publishes the counts of the lists to readers without the lock. Called under the lock.
     #[inline]
     pub(super) fn publish(&self, buddy: &Buddy) {
         self.lists.free.store(buddy.free_frame_count(), Relaxed);
     }
 
-    /// The lock of `buddy` is held, so a plain addition is enough.
+    /// The lock of `buddy` is held, so a plain addition suffices.
     #[inline]
     pub(super) fn note_taken(&self, frames: u64) {
         self.lists.taken.store(self.lists.taken.load(Relaxed).wrapping_add(frames), Relaxed);
@@ -216,23 +219,24 @@ impl<P: Platform> Allocator<P> {
     pub(crate) fn traffic(&self) -> FrameTraffic {
         let from_fronts = self.fronts.iter().map(Front::taken).sum();
         let taken = self.lists.taken.load(Relaxed).wrapping_add(from_fronts);
-        // Frames in use are `total - free`; all others that were taken have been returned.
+        // The number of frames in use is `total - free`; all other allocated frames have been
+        // returned.
         let returned = taken.saturating_sub(self.total.saturating_sub(self.free_frame_count()));
         FrameTraffic { taken, returned }
     }
 
     /// Frees an allocated block of any use. Notifies the platform first.
     ///
-    /// A block that is not allocated, or was allocated with another order, stays as it is and is
-    /// counted in [`Allocator::refused`]: of a bug, a leak is the safest outcome. (A second free is
-    /// recognized for as long as the block has not been allocated again.)
+    /// A block that is not allocated, or was allocated with another order, is left unchanged and
+    /// counted in [`Allocator::refused`], because a leak is the safest consequence of a bug. (A
+    /// double free is detected until the block is allocated again.)
     ///
     /// Does not sleep. O([`MAX_ORDER`]), whatever the order.
     ///
     /// # Safety
     /// If the block is allocated with this order:
-    /// 1. It is the caller's, and no other thread frees it.
-    /// 2. Its frames are not in use any more: no reference, no entry, no TLB, no reader in a read
+    /// 1. The caller owns the block, and no other thread frees it.
+    /// 2. Its frames are no longer in use: no reference, no entry, no TLB, no reader in a read
     ///    section, no device.
     #[inline]
     pub(crate) unsafe fn free(&self, first: Frame, order: Order) {
@@ -246,7 +250,7 @@ impl<P: Platform> Allocator<P> {
         }
     }
 
-    /// [`Allocator::free`] of a page, apart so that its order is a constant.
+    /// [`Allocator::free`] of a page, in a separate function so that its order is a constant.
     ///
     /// # Safety
     /// As for [`Allocator::free`].
@@ -266,7 +270,7 @@ impl<P: Platform> Allocator<P> {
         unsafe { self.free_any(first, order) };
     }
 
-    /// [`Allocator::free`], in each of its two functions.
+    /// [`Allocator::free`], inlined into both functions above.
     ///
     /// # Safety
     /// As for [`Allocator::free`].
@@ -288,29 +292,30 @@ impl<P: Platform> Allocator<P> {
         }
     }
 
-    /// Returns the frames that are kept for single allocations to the large blocks: those that are
-    /// ready, and those of all fronts. O(log frames), and linear in the frames of the fronts.
+    /// Returns the frames that are kept for single allocations to the large blocks: the ready
+    /// frames and those of all fronts. O(log frames), and linear in the frames of the fronts.
     pub(crate) fn trim(&self) {
         self.drain_fronts(Order::PAGE);
         self.lists.buddy.lock().join_ready(self.metas());
     }
 
-    /// Frames that are free now, of any order. Does not wait for the lock.
+    /// The number of free frames, of any order. Does not wait for the lock.
     ///
     /// Context: any.
     pub fn free_frame_count(&self) -> u64 {
         self.lists.free.load(Relaxed) + self.frames_in_fronts()
     }
 
-    /// Frames that can be allocated when all are free: the ranges without the metadata.
+    /// The number of frames that can be allocated when all are free: the ranges without the
+    /// metadata.
     ///
     /// Context: any.
     pub fn total_frames(&self) -> u64 {
         self.total
     }
 
-    /// The number of calls that failed because they freed, unmapped or released what was not
-    /// allocated, mapped or held. Each is a bug of the core; the auditor requires 0.
+    /// The number of calls that failed because they tried to free, unmap or release a frame that
+    /// was not allocated, mapped or held. Each is a bug of the core; the auditor requires 0.
     ///
     /// Context: any.
     pub fn refused(&self) -> u64 {
@@ -321,10 +326,10 @@ impl<P: Platform> Allocator<P> {
         self.refused.fetch_add(1, Relaxed);
     }
 
-    /// Shows `f` every block: its head, its order (0 for tables, whose level is stored there, and
-    /// for single reserved frames), its kind. Frames that are ready or in a front are shown as
-    /// single free ones. A frame that is shown as [`MetaKind::Tail`] belongs to no block: something is
-    /// broken. For a quiet system; O(frames).
+    /// Calls `f` for every block with its head, its order (0 for single reserved frames and for
+    /// tables, which store their level instead) and its kind. Ready frames and frames in a front
+    /// are reported as single free frames. A frame reported as [`MetaKind::Tail`] belongs to no
+    /// block, which means corruption. For a quiet system; O(frames).
     pub(crate) fn for_each_block(&self, mut f: impl FnMut(Frame, Order, MetaKind)) {
         let FrameRange { first, count } = self.metas().span();
         let (ready, kept) = self.lists.buddy.lock().ready();
@@ -347,12 +352,12 @@ impl<P: Platform> Allocator<P> {
     }
 
     /// Verifies that free lists, kinds and counts agree, that free blocks are aligned, whole, and
-    /// joined with their buddies. Holds the allocator's lock for a time linear in all frames: for
+    /// joined with their buddies. Holds the allocator's lock for a time linear in all frames. For
     /// the auditor and tests.
     ///
     /// # Errors
     ///
-    /// A frame at which something is wrong; the first of the span where only a total is.
+    /// An inconsistent frame, or the first frame of the span if only a total is wrong.
     pub(crate) fn check_free_lists(&self) -> Result<(), Frame> {
         let runs = self.check_fronts()?;
         let FrameRange { first, count } = self.metas().span();
@@ -390,7 +395,7 @@ mod layout {
             (offset_of!(Frames<Machine>, allocator) + offset_of!(Allocator<Machine>, lists)) % 64,
             0
         );
-        // The lock is a word in front of the lists.
+        // The lock is one word before the lists.
         let lists = offset_of!(FreeLists<Machine>, buddy) + size_of::<u64>();
         assert!(lists + Buddy::USED_BY_SINGLE_FRAMES <= 64);
     }

@@ -1,8 +1,8 @@
 //! Frames that are freed together.
 //!
-//! An unmapping finds the frames one by one, and usually in order, because first touches allocated
-//! them in order. A batch remembers one range of consecutive frames and frees it as a whole, in few
-//! large blocks. Otherwise each frame would be joined with its buddy, and each pair with the next.
+//! An unmapping finds frames one by one, but usually in order, because first touches allocated them
+//! in order. A batch remembers one range of consecutive frames and frees the range in a few large
+//! blocks. Otherwise each frame would be joined with its buddy, and each pair with the next.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -11,7 +11,7 @@ use super::{Allocator, Frames};
 use crate::addr::Frame;
 use crate::platform::Platform;
 
-/// Frames without a user, which are freed when this is dropped, or before.
+/// Frames without a user. They are freed when the batch is dropped, or earlier.
 pub(crate) struct FreeBatch<'a, P: Platform> {
     frames: &'a Frames<P>,
     first: u32,
@@ -29,8 +29,8 @@ impl<'a, P: Platform> FreeBatch<'a, P> {
     /// Takes over `count` frames from `first`.
     ///
     /// # Safety
-    /// 1. All of them are tails in their metadata, which is that of this batch's frames.
-    /// 2. They have no user, and nothing else frees them.
+    /// 1. All of them are tails in the metadata of this batch's frames.
+    /// 2. They have no user, and no other code frees them.
     #[inline]
     pub(crate) unsafe fn push(&mut self, first: Frame, count: u32) {
         if self.first + self.count == first.0 && self.count < FULL {
@@ -47,9 +47,9 @@ impl<'a, P: Platform> FreeBatch<'a, P> {
     /// Frees all frames at once.
     #[inline(always)]
     pub(crate) fn free_all(&mut self) {
-        // No call for none.
+        // An empty batch needs no call.
         if self.count > 0 {
-            // SAFETY: 1. and 2. `push` required it of each frame; the batch is empty afterwards.
+            // SAFETY: 1. and 2. `push` required both of each frame; the batch is empty afterwards.
             unsafe { self.frames.free_run(Frame(self.first), self.count) };
             self.count = 0;
         }
@@ -67,7 +67,7 @@ impl<P: Platform> Allocator<P> {
     ///
     /// # Safety
     /// 1. All of them are `MetaKind::Tail`.
-    /// 2. They have no user, and nothing else frees them.
+    /// 2. They have no user, and no other code frees them.
     #[inline(never)]
     unsafe fn free_run(&self, first: Frame, count: u32) {
         self.platform.frames_released(first, count);

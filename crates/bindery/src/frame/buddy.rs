@@ -6,21 +6,21 @@
 //! order 0  | 40    | 41    | 42    | 43    |     differ in bit `order` alone
 //! ```
 //!
-//! An allocation splits the smallest free block that is large enough, and puts the upper halves
-//! back on the lists. A freed block joins its buddy for as long as the buddy is free. Both take a
-//! number of steps bounded by [`MAX_ORDER`]. The lists are doubly linked through the metadata of
-//! the blocks' heads, so the allocator needs no memory. Blocks that were freed last are used first:
-//! they are in the cache.
+//! An allocation splits the smallest free block that is large enough and returns the upper halves
+//! to the lists. A freed block coalesces with its buddy, repeatedly, while the buddy is free. Both
+//! operations need a number of steps bounded by [`MAX_ORDER`]. The lists are doubly linked through
+//! the metadata of the blocks' heads, so the allocator needs no memory. The most recently freed
+//! blocks are used first, because they are in the cache.
 //!
-//! Single frames are requested most often, and halving a block for each would be most of the work.
-//! So a block of up to [`READY_ORDER`] leaves the lists whole, and single frames are counted off
-//! it: they are *ready*. The rest of it joins its buddies again when a larger block is wanted and
-//! none is free.
+//! Single frames are requested most often, and halving a block for each request would dominate the
+//! cost. So a block of up to [`READY_ORDER`] leaves the lists as a whole, and single frames are
+//! allocated from it in order: they are *ready*. The remaining frames coalesce with their buddies
+//! again when a larger block is needed and none is free.
 //!
-//! Always: a free block's head is [`MetaKind::Free`] and on the list of its order, and its
-//! other frames are [`MetaKind::Tail`]; no two buddies are both free; a frame that is `Free` is on a
-//! list; ready frames are `Tail`. Everything here but
-//! [`Buddy::is_allocated`] runs under the one lock of [`super::Allocator`].
+//! Invariants: a free block's head is [`MetaKind::Free`] and on the list of its order, and its
+//! other frames are [`MetaKind::Tail`]; no two buddies are both free; a frame that is `Free` is on
+//! a list; ready frames are `Tail`. All functions here except [`Buddy::is_allocated`] run under the
+//! one lock of [`super::Allocator`].
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -33,10 +33,10 @@ pub const MAX_ORDER: Order = Order(10);
 
 const ORDERS: usize = MAX_ORDER.0 as usize + 1;
 
-/// The largest block that single frames are counted off: 64 frames.
+/// The largest block from which single frames are allocated in order: 64 frames.
 pub(super) const READY_ORDER: Order = Order(6);
 
-/// The block is not allocated; it was not freed.
+/// The block is not allocated, so nothing was freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NotAllocated;
 
@@ -44,16 +44,16 @@ pub(super) struct NotAllocated;
 #[repr(C)]
 pub(super) struct Buddy {
     ready: Ready,
-    /// Frames in the lists and those that are ready.
+    /// The number of frames in the lists and ready frames.
     free_frames: u64,
-    /// The number of them that are kept for [`AllocateFor::Reclaim`].
+    /// The number of these frames that are reserved for [`AllocateFor::Reclaim`].
     reserve: u64,
     /// Bit n is set where the list of order n has a block.
     occupied: u32,
     heads: [u32; ORDERS],
 }
 
-/// The rest of a block that single frames are counted off, by frame number.
+/// The remaining part of a block from which single frames are allocated, by frame number.
 #[derive(Clone, Copy)]
 struct Ready {
     first: u32,
@@ -61,7 +61,7 @@ struct Ready {
 }
 
 impl Buddy {
-    /// The bytes that an allocation of a ready frame uses.
+    /// The number of bytes that an allocation of a ready frame uses.
     #[cfg(test)]
     pub(super) const USED_BY_SINGLE_FRAMES: usize = core::mem::offset_of!(Self, occupied);
 
@@ -70,7 +70,7 @@ impl Buddy {
         Self { heads: [NONE; ORDERS], occupied: 0, free_frames: 0, reserve: 0, ready }
     }
 
-    /// Frames that can be allocated.
+    /// The number of frames that can be allocated.
     pub(super) fn free_frame_count(&self) -> u64 {
         self.free_frames
     }
@@ -87,13 +87,13 @@ impl Buddy {
         self.free_run(metas, first, count);
     }
 
-    /// Keeps `frames` frames for [`AllocateFor::Reclaim`].
+    /// Reserves `frames` frames for [`AllocateFor::Reclaim`].
     pub(super) fn set_reserve(&mut self, frames: u64) {
         self.reserve = frames;
     }
 
-    /// The number of frames that an allocation for this purpose may take: the only check of the
-    /// reserve. Nothing changes between the check and the allocation, so the reserve is exact.
+    /// The number of frames that an allocation for this purpose may take. This is the only check of
+    /// the reserve. Nothing changes between the check and the allocation, so the reserve is exact.
     #[inline]
     fn available(&self, purpose: AllocateFor) -> u64 {
         match purpose {
@@ -126,7 +126,7 @@ impl Buddy {
         Some(frame)
     }
 
-    /// As [`Buddy::allocate`], for a frame that is ready. `None` also if none is.
+    /// As [`Buddy::allocate`], for a ready frame. Returns `None` also if no frame is ready.
     #[inline(always)]
     pub(super) fn take_ready(&mut self, metas: Metas<'_>, purpose: AllocateFor) -> Option<Frame> {
         if self.ready.first == self.ready.end || self.available(purpose) == 0 {
@@ -139,7 +139,7 @@ impl Buddy {
         Some(frame)
     }
 
-    /// Finds frames to be ready: the smallest block there is, so that large ones stay.
+    /// Makes frames ready: takes the smallest available block, so that large blocks are preserved.
     #[cold]
     fn make_ready(&mut self, metas: Metas<'_>) -> Option<()> {
         let smallest = Order(self.occupied.trailing_zeros() as u8);
@@ -150,9 +150,10 @@ impl Buddy {
         Some(())
     }
 
-    /// Takes the smallest block with one of 2^`least` frames in it, but none above 2^`most` or
-    /// [`READY_ORDER`], for the front of a CPU: all its frames become [`MetaKind::Tail`], and no
-    /// longer count as free. Returns the first frame and their number. Never takes the reserve.
+    /// Takes a block for the front of a CPU: the smallest with at least 2^`least` frames, but with
+    /// at most 2^`most` frames and at most [`READY_ORDER`]. All its frames become
+    /// [`MetaKind::Tail`] and no longer count as free. Returns the first frame and the number of
+    /// frames. Never takes the reserve.
     pub(super) fn take_for_front(
         &mut self,
         metas: Metas<'_>,
@@ -175,8 +176,8 @@ impl Buddy {
         Some((block, order.pages()))
     }
 
-    /// Takes a block of 2^`order` frames, or the largest smaller one if no such block is free.
-    /// Returns the block's order, too.
+    /// Takes a block of 2^`order` frames, or the largest smaller one if no such block is free. Also
+    /// returns the block's order.
     pub(super) fn allocate_up_to(
         &mut self,
         metas: Metas<'_>,
@@ -204,22 +205,22 @@ impl Buddy {
         })
     }
 
-    /// Puts what is ready on the lists, joined with its buddies.
+    /// Returns the ready frames to the lists, coalesced with their buddies.
     pub(super) fn join_ready(&mut self, metas: Metas<'_>) {
         let Ready { first, end } = self.ready;
         self.ready.first = end;
-        // They counted as free all the while.
+        // The ready frames already counted as free.
         self.free_frames -= u64::from(end - first);
         self.free_run(metas, Frame(first), end - first);
     }
 
-    /// The frames that are ready: the first, and how many.
+    /// The ready frames: the first, and their number.
     pub(super) fn ready(&self) -> (Frame, u32) {
         (Frame(self.ready.first), self.ready.end - self.ready.first)
     }
 
-    /// Takes a block of `order` off the lists; its head is still [`MetaKind::Free`], and it still
-    /// counts as free.
+    /// Takes a block of `order` off the lists. The head remains [`MetaKind::Free`], and the block
+    /// still counts as free.
     fn take(&mut self, metas: Metas<'_>, order: Order) -> Option<Frame> {
         if order > MAX_ORDER {
             return None;
@@ -242,8 +243,8 @@ impl Buddy {
     ///
     /// # Errors
     ///
-    /// [`NotAllocated`], with nothing changed, where `first` is not the head of an allocated block
-    /// of this order.
+    /// [`NotAllocated`], with nothing changed, if `first` is not the head of an allocated block of
+    /// this order.
     pub(super) fn free(
         &mut self,
         metas: Metas<'_>,
@@ -273,7 +274,7 @@ impl Buddy {
             | MetaKind::Embedder
             | MetaKind::Compressed
             | MetaKind::Swap => order_in(state) == order,
-            // A table has its level where others have the order, and is always one frame.
+            // A table stores its level in place of the order and is always one frame.
             MetaKind::Table => order == Order::PAGE,
             MetaKind::Reserved
             | MetaKind::Free
@@ -284,8 +285,8 @@ impl Buddy {
         allocated && order <= MAX_ORDER && first.is_aligned(order)
     }
 
-    /// Puts `count` frames from `first`, all of them [`MetaKind::Tail`] and without an owner, on the
-    /// lists, in the largest blocks that their alignment allows, joined with their buddies.
+    /// Returns `count` frames from `first`, all of them [`MetaKind::Tail`] and without an owner, to
+    /// the lists, in the largest blocks that their alignment allows, coalesced with their buddies.
     pub(super) fn free_run(&mut self, metas: Metas<'_>, first: Frame, count: u32) {
         let mut done = 0;
         while done < count {
@@ -298,14 +299,14 @@ impl Buddy {
         }
     }
 
-    /// Puts the block on the lists, joined with its buddies.
+    /// Returns the block to the lists, coalesced with its buddies.
     fn insert(&mut self, metas: Metas<'_>, first: Frame, order: Order) {
         self.free_frames += u64::from(order.pages());
         let (mut first, mut order) = (first, order);
         while order < MAX_ORDER {
             let buddy = Frame(first.0 ^ order.pages());
-            // No free block reaches beyond the array, so a buddy that is free as a whole block of
-            // this order lies in it entirely if its head does.
+            // No free block extends beyond the array, so if the head of a free buddy of this order
+            // lies in the array, the whole buddy does.
             let joins = metas.covers(buddy)
                 && metas.get(buddy).state.load(Relaxed) == state_of(MetaKind::Free, order);
             if !joins {
@@ -355,7 +356,7 @@ impl Buddy {
     ///
     /// # Errors
     ///
-    /// A frame at which they disagree; the first frame of all where only a total is wrong.
+    /// A frame at which they disagree, or the first of all frames if only a total is wrong.
     pub(super) fn check(&self, metas: Metas<'_>) -> Result<(), Frame> {
         let FrameRange { first, count } = metas.span();
         let mut listed_blocks = 0u64;
@@ -394,7 +395,7 @@ impl Buddy {
         Ok(())
     }
 
-    /// One block of a free list, which was reached from `previous`.
+    /// Checks one block of a free list, which was reached from `previous`.
     fn check_block(
         metas: Metas<'_>,
         block: Frame,

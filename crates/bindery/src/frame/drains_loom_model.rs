@@ -3,10 +3,10 @@
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib drains_loom_model`.
 //!
-//! CPU 0 frees all frames into its front, and allocates one. The other CPUs allocate one each at
-//! the same time. So a frame is free somewhere when CPU 0 allocates, and CPU 0 must get it. In the
-//! models of a refill, the frames are on the lists, and the other CPUs take them through a front.
-//! The last tests leave out one rule each ([`Omit`]) and must fail.
+//! CPU 0 frees all frames into its front and allocates one. The other CPUs concurrently allocate
+//! one frame each. So some frame is free when CPU 0 allocates, and CPU 0 must get it. In the refill
+//! models, the frames are on the lists, and the other CPUs allocate them through a front. The last
+//! tests leave out one rule each ([`Omit`]) and must fail.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use super::drains::{self, DRAINING, EMPTY, Machine, UNKNOWN};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Omit {
     Nothing,
-    /// A frame that enters a front ends the memory of an empty drain.
+    /// A frame that enters a front invalidates the record of an empty drain.
     NotePut,
     /// A drain that was disturbed does not count as empty.
     Disturbed,
@@ -36,7 +36,7 @@ enum Omit {
     TryAgain,
     /// A refill publishes its frames before it unlocks the lists.
     NoteInside,
-    /// A drain that found frames, and an allocation that did not, are repeated.
+    /// A drain that found frames but did not lead to an allocation is repeated.
     Repeat,
 }
 
@@ -88,13 +88,13 @@ impl World {
         taken
     }
 
-    /// Allocates a frame on a CPU whose front is empty, and which finds none to refill it.
+    /// Allocates a frame on a CPU whose front is empty and cannot be refilled.
     fn allocate(&self) -> bool {
         self.take_from_lists() || self.take_after_drains()
     }
 
-    /// Allocates a frame through the front of CPU 1, as [`super::Allocator`] does: the refill takes
-    /// all frames of the lists.
+    /// Allocates a frame through the front of CPU 1, as [`super::Allocator`] does. The refill takes
+    /// all frames from the lists.
     fn allocate_by_front(&self) -> bool {
         let mut held = self.fronts[1].lock().unwrap();
         if *held == 0 {
@@ -149,7 +149,7 @@ impl World {
 
 struct Shared(Rc<World>);
 
-// SAFETY: the model's threads share the world and run one at a time; the last one drops it.
+// SAFETY: the model's threads share the world and run one at a time; the last thread drops it.
 unsafe impl Send for Shared {}
 
 /// CPU 0 frees and allocates, concurrently with allocations of `others` CPUs.
@@ -163,7 +163,7 @@ fn explore_refill(omit: Omit, others: usize) -> bool {
     check(omit, others, EMPTY, |_| {}, World::allocate_by_front)
 }
 
-/// CPU 0 runs `before`, and allocates, concurrently with `others` CPUs that run `allocate`.
+/// CPU 0 runs `before` and allocates, concurrently with `others` CPUs that run `allocate`.
 fn check(
     omit: Omit,
     others: usize,

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// The reason why the ranges of memory cannot be used.
+/// The reason why ranges of memory cannot be used.
 ///
 /// ```
 /// use bindery::FramesError;
@@ -20,17 +20,17 @@ use core::fmt;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FramesError {
-    /// There is no range, or all are empty.
+    /// No range is given, or all ranges are empty.
     Empty,
     /// Two ranges share a frame.
     Overlapping,
-    /// A range includes the last frame number of 32 bits, which means "none", or frames above it.
+    /// A range includes the last 32-bit frame number, which means "none", or higher frames.
     TooHigh,
-    /// The largest range is too small for the metadata of all frames, or nothing else would be
-    /// left.
+    /// The largest range is too small for the metadata of all frames, or no other frame would
+    /// remain.
     TooSmall,
     /// The platform's direct map breaks its promise: a frame's bytes are not aligned to a page, or
-    /// not consecutive across two ranges that touch (blocks of frames may lie across both).
+    /// not consecutive across two adjacent ranges (a block of frames may span both).
     DirectMap,
 }
 

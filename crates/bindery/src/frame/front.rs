@@ -1,12 +1,12 @@
 //! The front of the allocator: free frames that one CPU keeps for itself.
 //!
-//! Each allocation from the free lists writes their lock, and hands out frames that another CPU may
-//! have written last. So an online CPU ([`crate::cpu`]) keeps some frames in front of the lists, as
-//! runs: frames that it has freed together stay together. The run that was freed last is used
-//! first, from its lowest frame on. So a program that unmaps and touches memory again gets
-//! consecutive frames that are still in this CPU's cache. An empty front takes one block off the
-//! lists as a run. If memory is fragmented, it takes further blocks for single pages, up to
-//! [`LEAST_FRAMES`] frames.
+//! Each allocation from the free lists writes to their lock and may return frames that another CPU
+//! wrote last. So an online CPU ([`crate::cpu`]) keeps some frames in front of the lists, as runs:
+//! frames that it has freed together remain together. The most recently freed run is used first,
+//! from its lowest frame on. So a program that unmaps memory and touches it again gets consecutive
+//! frames that are still in this CPU's cache. An empty front takes one block off the lists as a
+//! run. If memory is fragmented, it takes further blocks for single pages, up to [`LEAST_FRAMES`]
+//! frames.
 //!
 //! ```text
 //! runs    oldest | 0x40 +16 | 0x91 +1 | 0x60 +64 | newest     allocations <--> frees
@@ -16,24 +16,24 @@
 //! ```
 //!
 //! # Size
-//! A front holds at most a 64th of the memory divided by the CPUs that are online, and at most
+//! A front holds at most a 64th of the memory divided by the number of online CPUs, and at most
 //! [`MOST_FRAMES`]. If that is below [`LEAST_FRAMES`], no CPU has a front. The limit of 1,024 lets
 //! a program of 2 MiB find its own frames again. If the lists hold less than three times the
-//! reserve, frames bypass the fronts both ways, so reclaim finds what was freed.
+//! reserve, allocations and frees bypass the fronts, so reclaim finds freed frames.
 //!
 //! # A folio of 2 MiB
 //! A front also keeps one block of [`HUGE`], beyond its limit, so that a program that repeatedly
 //! touches and unmaps folios of this size does not take the lock of the lists each time. A CPU
-//! keeps one if it has requested such a block since its front was last emptied, and if its limit is
+//! keeps such a block if it has requested one since its front was last emptied, and if its limit is
 //! at least the size of the block.
 //!
 //! # The last frame
-//! Frames in a front are free, so an allocation must not fail for lack of them, whichever CPU has
-//! them. One that finds nothing on the lists drains all fronts ([`super::drains`]).
+//! Frames in a front are free, so an allocation must not fail while any CPU has some. An allocation
+//! that finds nothing on the lists drains all fronts ([`super::drains`]).
 //!
 //! # Metadata
-//! The head of a run is [`MetaKind::Front`], with the length of the run in `word`. All its other frames
-//! are [`MetaKind::Tail`], so a second free of any of them is recognized.
+//! The head of a run is [`MetaKind::Front`], with the length of the run in `word`. All other frames
+//! of the run are [`MetaKind::Tail`], so a second free of any of them is recognized.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -42,11 +42,11 @@ use crate::addr::{Frame, Order};
 use crate::platform::Platform;
 use crate::sync::{Mutex, MutexGuard};
 
-/// The largest blocks that a front hands out and takes: 16 frames.
+/// The order of the largest blocks that a front allocates and accepts: 16 frames.
 pub(super) const LARGEST: Order = Order(4);
-/// The largest number of frames of a front.
+/// The maximum number of frames in a front.
 pub(crate) const MOST_FRAMES: u32 = 1024;
-/// A front that could not hold this many is of no use.
+/// The minimum limit: a smaller front would be useless.
 pub(super) const LEAST_FRAMES: u32 = 16;
 
 /// The block that a front keeps whole: 2 MiB.
@@ -75,9 +75,9 @@ impl FreeRun {
 /// The front of one CPU.
 #[repr(C)]
 pub(crate) struct Front<P: Platform> {
-    /// The sum of `runs`, to be read without the lock.
+    /// The sum of `runs`, for readers without the lock.
     held: AtomicU32,
-    /// Frames that were allocated from this front so far; changes with the lock held.
+    /// The number of frames allocated from this front so far; changed under the lock.
     taken: AtomicU64,
     runs: Mutex<P::SpinLock, FreedRuns>,
 }
@@ -91,18 +91,19 @@ impl<P: Platform> Front<P> {
         }
     }
 
-    /// Locks the front. The lock of the free lists may be taken inside, but no other front's.
+    /// Locks the front. The free lists' lock may be acquired inside, but not the lock of another
+    /// front.
     #[inline]
     pub(super) fn lock(&self) -> Locked<'_, P> {
         Locked { front: self, runs: self.runs.lock() }
     }
 
-    /// The frames in the front.
+    /// The number of frames in the front.
     pub(super) fn held(&self) -> u32 {
         self.held.load(Relaxed)
     }
 
-    /// The frames that were allocated from it so far.
+    /// The number of frames allocated from the front so far.
     pub(super) fn taken(&self) -> u64 {
         self.taken.load(Relaxed)
     }
@@ -115,7 +116,8 @@ pub(super) struct Locked<'a, P: Platform> {
 }
 
 impl<P: Platform> Locked<'_, P> {
-    /// Takes a block of an order up to [`LARGEST`], aligned to its size. Its head is [`MetaKind::Raw`].
+    /// Takes a block of any order up to [`LARGEST`], aligned to its size. Its head is
+    /// [`MetaKind::Raw`].
     #[inline]
     pub(super) fn take(&mut self, metas: Metas<'_>, order: Order) -> Option<Frame> {
         let first = self.runs.take(metas, order)?;
@@ -125,8 +127,8 @@ impl<P: Platform> Locked<'_, P> {
         Some(first)
     }
 
-    /// Takes the block of [`HUGE`], if there is one. From now on the front keeps one, until it is
-    /// emptied.
+    /// Takes the block of [`HUGE`], if the front has one. From now on the front keeps such a block,
+    /// until it is emptied.
     pub(super) fn take_huge(&mut self, metas: Metas<'_>) -> Option<Frame> {
         self.runs.keeps_huge = true;
         let first = self.runs.huge.take()?;
@@ -148,14 +150,14 @@ impl<P: Platform> Locked<'_, P> {
         self.show();
     }
 
-    /// The lock is held, so plain stores are enough.
+    /// The lock is held, so plain stores suffice.
     #[inline]
     fn note_taken(&self, order: Order) {
         let taken = &self.front.taken;
         taken.store(taken.load(Relaxed).wrapping_add(u64::from(order.pages())), Relaxed);
     }
 
-    /// Adds free frames. The caller has room made before ([`Locked::is_full`]).
+    /// Adds free frames. The caller has made room before ([`Locked::is_full`]).
     #[inline]
     pub(super) fn put(&mut self, metas: Metas<'_>, first: Frame, count: u32) {
         self.runs.put(metas, first, count);
@@ -169,7 +171,7 @@ impl<P: Platform> Locked<'_, P> {
     }
 
     /// Passes the oldest runs to `give`, until at most `frames` frames and half of the runs are
-    /// left. Their frames are all [`MetaKind::Tail`] then. The caller calls [`Locked::show`].
+    /// left. All frames passed are [`MetaKind::Tail`]. The caller calls [`Locked::show`].
     pub(super) fn shrink(
         &mut self,
         metas: Metas<'_>,
@@ -182,13 +184,13 @@ impl<P: Platform> Locked<'_, P> {
         }
     }
 
-    /// Keeps no block of [`HUGE`] until the CPU requests one again.
+    /// Stops keeping a block of [`HUGE`] until the CPU requests one again.
     pub(super) fn want_no_huge(&mut self) {
         self.runs.keeps_huge = false;
     }
 
-    /// Passes all runs and the block of [`HUGE`] to `give`. Their frames are all [`MetaKind::Tail`]
-    /// then. The caller calls [`Locked::show`].
+    /// Passes all runs and the block of [`HUGE`] to `give`. All frames passed are
+    /// [`MetaKind::Tail`]. The caller calls [`Locked::show`].
     pub(super) fn empty(&mut self, metas: Metas<'_>, mut give: impl FnMut(Frame, u32)) {
         while let Some(run) = self.runs.take_oldest(metas) {
             give(Frame(run.first), run.count);
@@ -200,8 +202,9 @@ impl<P: Platform> Locked<'_, P> {
         }
     }
 
-    /// Publishes the number of frames left to readers without the lock, once the lists show those
-    /// that they got. So a sum over both may count frames twice for a moment, but misses none.
+    /// Publishes the number of remaining frames to readers without the lock, after the lists have
+    /// published the frames that they received. So a sum over both may briefly count frames twice
+    /// but never misses any.
     #[inline]
     pub(super) fn show(&self) {
         self.front.held.store(self.runs.all(), Relaxed);
@@ -236,9 +239,9 @@ impl<P: Platform> Locked<'_, P> {
     }
 }
 
-/// The runs of a front, in a ring: the oldest are given up first.
+/// The runs of a front, in a ring; the oldest are removed first.
 struct FreedRuns {
-    /// The sum of all runs in the ring.
+    /// The number of frames in all runs of the ring.
     held: u32,
     /// Whether the CPU has requested a block of [`HUGE`] since the front was last emptied.
     keeps_huge: bool,
@@ -256,7 +259,7 @@ impl FreedRuns {
         Self { held: 0, keeps_huge: false, huge: None, oldest: 0, len: 0, ring }
     }
 
-    /// The place of the run that was added `back` runs before the newest.
+    /// The ring position of the run that was added `back` runs before the newest.
     #[inline]
     fn place(&self, back: usize) -> usize {
         let place = self.oldest + self.len - 1 - back;
@@ -268,7 +271,7 @@ impl FreedRuns {
         ring.chain(self.huge.map(FreeRun::huge))
     }
 
-    /// All frames, those of the block of [`HUGE`] included.
+    /// The number of all frames, including those of the block of [`HUGE`].
     #[inline]
     fn all(&self) -> u32 {
         self.held + if self.huge.is_some() { HUGE.pages() } else { 0 }
@@ -357,7 +360,7 @@ impl FreedRuns {
     }
 }
 
-/// Makes the head of a run a tail.
+/// Turns the head of a run into a tail.
 #[inline]
 fn unmark(metas: Metas<'_>, head: Frame) {
     metas.get(head).state.store(state_of(MetaKind::Tail, Order::PAGE), Relaxed);

@@ -1,4 +1,4 @@
-//! The fronts of all CPUs together: which allocations and frees use one, and the drains.
+//! The fronts of all CPUs together: the allocations and frees that use them, and the drains.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -17,14 +17,14 @@ impl<P: Platform> Allocator<P> {
         &self.fronts
     }
 
-    /// Whether CPUs have fronts. Without, allocations and frees are as cheap as before.
+    /// Whether CPUs have fronts. Without fronts, allocations and frees avoid their overhead.
     #[inline(always)]
     pub(super) fn has_fronts(&self) -> bool {
         self.front_limit.load(Relaxed) != 0
     }
 
-    /// Publishes the state of the lists to readers without the lock, and whether frames may enter
-    /// fronts. Called with the lock held. Without fronts, [`Allocator::publish`] is enough.
+    /// Publishes the state of the lists to readers without the lock, including whether frames may
+    /// enter fronts. Called under the lock. Without fronts, [`Allocator::publish`] suffices.
     #[inline]
     pub(super) fn publish_to_fronts(&self, buddy: &Buddy) {
         self.publish(buddy);
@@ -32,15 +32,15 @@ impl<P: Platform> Allocator<P> {
         self.lists.is_low.store(is_low, Relaxed);
     }
 
-    /// The number of frames on the free lists, without those in fronts: unlike
-    /// [`Allocator::free_frame_count`], it reads no other CPU's part.
+    /// The number of frames on the free lists, without those in fronts. Unlike
+    /// [`Allocator::free_frame_count`], this reads no other CPU's data.
     #[inline]
     pub(crate) fn listed_frame_count(&self) -> u64 {
         self.lists.free.load(Relaxed)
     }
 
     /// The front for an allocation or a free of a block of `order`, and the limit of its frames.
-    /// `None` if no CPU was announced, or while little memory is free.
+    /// `None` if no CPU was announced or memory is low.
     #[inline]
     fn front(&self, order: Order) -> Option<(&Front<P>, u32)> {
         let limit = self.front_limit.load(Relaxed);
@@ -51,7 +51,7 @@ impl<P: Platform> Allocator<P> {
     }
 
     /// The front for an allocation or a free of a block of [`HUGE`]. `None` if its limit is smaller
-    /// than the block, or while little memory is free.
+    /// than the block, or memory is low.
     fn front_of_huge(&self) -> Option<&Front<P>> {
         let limit = self.front_limit.load(Relaxed);
         if limit < HUGE.pages() || self.lists.is_low.load(Relaxed) {
@@ -60,8 +60,9 @@ impl<P: Platform> Allocator<P> {
         self.fronts.get(self.platform().cpu())
     }
 
-    /// Keeps the block of [`HUGE`] at `first` in the caller's front, if the front wants one and
-    /// `is_free` confirms that the block may be freed. False: the caller frees it.
+    /// Keeps the block of [`HUGE`] at `first` in the caller's front, if the front wants such a
+    /// block and `is_free` confirms that the block may be freed. If this returns `false`, the
+    /// caller frees the block.
     fn keep_huge(&self, first: Frame, is_free: impl FnOnce() -> bool) -> bool {
         let Some(front) = self.front_of_huge() else { return false };
         let mut locked = front.lock();
@@ -73,8 +74,8 @@ impl<P: Platform> Allocator<P> {
         kept
     }
 
-    /// A block of the caller's front, or of the free lists. O([`super::MAX_ORDER`]), and once for
-    /// many calls linear in the frames of all fronts.
+    /// A block from the caller's front or the free lists. O([`super::MAX_ORDER`]); occasionally
+    /// linear in the frames of all fronts, amortized over many calls.
     // Out of line: otherwise the compiler would not inline its callers.
     #[inline(never)]
     pub(super) fn take(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
@@ -89,8 +90,8 @@ impl<P: Platform> Allocator<P> {
         self.take_without_fronts(order, purpose)
     }
 
-    /// A frame that is ready, if no other CPU has the lists.
-    // Without a call, so that `take` saves no registers for it.
+    /// A ready frame, if no other CPU holds the lists' lock.
+    // Makes no call, so `take` need not save registers for one.
     #[inline(always)]
     fn take_ready(&self, purpose: AllocateFor) -> Option<Frame> {
         let mut buddy = self.lists.buddy.try_lock()?;
@@ -103,7 +104,7 @@ impl<P: Platform> Allocator<P> {
     #[inline(never)]
     fn take_without_fronts(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
         let frame = self.take_from_lists(order, purpose);
-        // A thread that has read an older limit may have put frames into a front.
+        // A thread that has read an older limit may have added frames to a front.
         if frame.is_none() && self.fronts.has_slots() {
             return self.take_after_drains(order, purpose);
         }
@@ -112,7 +113,7 @@ impl<P: Platform> Allocator<P> {
 
     #[inline(never)]
     fn take_with_fronts(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
-        // Not while memory is short: reclaim takes frames of the lists first.
+        // Skipped while memory is low, because reclaim takes frames from the lists first.
         if let Some((front, limit)) = self.front(order)
             && let Some(frame) = self.take_from_front(front, order, limit)
         {
@@ -129,10 +130,10 @@ impl<P: Platform> Allocator<P> {
         if frame.is_some() { frame } else { self.take_after_drains(order, purpose) }
     }
 
-    /// An allocation that has found nothing on the free lists. Between a drain and the next try,
-    /// another CPU may take a block of the lists into its front, and use one frame of it. So a
-    /// single page is tried until a drain finds nothing: in each further round, another CPU got a
-    /// frame. Larger blocks are tried only once more, because drained frames need not join.
+    /// An allocation that found nothing on the free lists. Between a drain and the retry, another
+    /// CPU may move a block from the lists into its front and use one frame of it. So a single page
+    /// is retried until a drain finds nothing: each further round means that another CPU got a
+    /// frame. Larger blocks are retried only once, because drained frames need not coalesce.
     #[cold]
     #[inline(never)]
     fn take_after_drains(&self, order: Order, purpose: AllocateFor) -> Option<Frame> {
@@ -155,8 +156,8 @@ impl<P: Platform> Allocator<P> {
         frame
     }
 
-    /// [`Allocator::allocate_up_to`], from the free lists; if they are empty, the fronts are
-    /// drained.
+    /// [`Allocator::allocate_up_to`], from the free lists. Drains the fronts if the lists are
+    /// empty.
     #[inline(never)]
     pub(super) fn take_up_to(&self, order: Order, purpose: AllocateFor) -> Option<(Frame, Order)> {
         let try_lists = || {
@@ -184,8 +185,9 @@ impl<P: Platform> Allocator<P> {
         locked.take(self.metas(), order)
     }
 
-    /// Moves a block of at least 2^`order` frames to a front without one. For single pages, moves
-    /// more if memory is fragmented: each further block would take the lock of the lists.
+    /// Moves a block of at least 2^`order` frames to a front that has no such block. For single
+    /// pages in fragmented memory, moves several blocks, because each later refill would acquire
+    /// the lists' lock.
     #[inline(never)]
     fn refill(&self, locked: &mut Locked<'_, P>, order: Order, limit: u32) -> Option<()> {
         let most = Order((limit / 2).max(1).ilog2() as u8).min(READY_ORDER);
@@ -193,7 +195,7 @@ impl<P: Platform> Allocator<P> {
             self.shrink(locked, limit.saturating_sub(most.pages()));
         }
         let mut buddy = self.lists.buddy.lock();
-        // The metadata of two frames share a cache line, so one CPU gets both if a pair is free.
+        // Two frames share a cache line of metadata, so one CPU takes both if a pair is free.
         let mut take_block = || {
             let pairs = buddy.take_for_front(self.metas(), order.max(Order(1)), most);
             pairs.or_else(|| buddy.take_for_front(self.metas(), order, most))
@@ -208,15 +210,15 @@ impl<P: Platform> Allocator<P> {
             locked.put(self.metas(), first, count);
             left = left.saturating_sub(count);
         }
-        // Before the lists are unlocked: a CPU that then finds them empty sees that a front has
-        // frames, and waits for its lock.
+        // Recorded before the lists are unlocked: a CPU that then finds them empty sees that a
+        // front has frames and waits for the front's lock.
         drains::note_put(&self.drains);
         self.publish_to_fronts(&buddy);
         Some(())
     }
 
-    /// Moves the frames of all fronts to the free lists, unless a block of `order` is larger than a
-    /// front's and than all of them together. Returns the number of frames that it has found.
+    /// Moves the frames of all fronts to the free lists, unless `order` exceeds a front's largest
+    /// blocks and the block exceeds all fronts together. Returns the number of frames found.
     pub(super) fn drain_fronts(&self, order: Order) -> u64 {
         if order > LARGEST && self.frames_in_fronts() < u64::from(order.pages()) {
             return 0;
@@ -229,7 +231,7 @@ impl<P: Platform> Allocator<P> {
         found
     }
 
-    /// Moves the frames of a CPU's front to the free lists: the CPU goes offline.
+    /// Moves the frames of a CPU's front to the free lists when the CPU is taken offline.
     pub(crate) fn empty_front(&self, cpu: Cpu) {
         if let Some(front) = self.fronts.get(cpu) {
             self.empty(front);
@@ -238,7 +240,8 @@ impl<P: Platform> Allocator<P> {
 
     /// Returns the number of frames that the front had.
     fn empty(&self, front: &Front<P>) -> u64 {
-        // Also if it seems empty: the lock orders this drain and the frames that enter the front.
+        // Even if the front seems empty: the lock orders this drain with frames that enter the
+        // front.
         let mut locked = front.lock();
         let held = front.held();
         if held > 0 {
@@ -252,7 +255,7 @@ impl<P: Platform> Allocator<P> {
         u64::from(held)
     }
 
-    /// Frees a block, into the caller's front if possible. The caller has told the platform.
+    /// Frees a block, into the caller's front if possible. The caller has notified the platform.
     #[inline(never)]
     pub(super) fn free_with_fronts(&self, first: Frame, order: Order) {
         let is_allocated = || Buddy::is_allocated(self.metas(), first, order);
@@ -281,7 +284,7 @@ impl<P: Platform> Allocator<P> {
     /// front if possible.
     ///
     /// # Safety
-    /// 1. and 2. As of `free_run` in [`super::batch`].
+    /// 1. and 2. As for `free_run` in [`super::batch`].
     #[inline(never)]
     pub(super) unsafe fn free_run_with_fronts(&self, first: Frame, count: u32) {
         if count == HUGE.pages() && self.keep_huge(first, || true) {
@@ -318,8 +321,8 @@ impl<P: Platform> Allocator<P> {
         drains::note_put(&self.drains);
     }
 
-    /// `online` CPUs are online from now on: sets the limit of each front to a 64th of the memory
-    /// divided by them. A front above its limit keeps its frames until its next change.
+    /// Sets the limit of each front when `online` CPUs are online: a 64th of the memory divided by
+    /// their number. A front above its limit keeps its frames until its next change.
     pub(crate) fn share_fronts(&self, online: u32) {
         let share = self.total / 64 / u64::from(online.max(1));
         let limit = u32::try_from(share).unwrap_or(MOST_FRAMES);
@@ -330,7 +333,7 @@ impl<P: Platform> Allocator<P> {
     pub(crate) fn set_front_limit(&self, limit: u32) {
         self.front_limit.store(limit.min(MOST_FRAMES), Relaxed);
         self.publish_to_fronts(&self.lists.buddy.lock());
-        // A block of 2 MiB would stay in a front that may not have one.
+        // A block of 2 MiB would otherwise remain in a front whose limit excludes it.
         if limit < HUGE.pages() {
             self.drain_fronts(if limit == 0 { Order::PAGE } else { HUGE });
         }
@@ -347,7 +350,7 @@ impl<P: Platform> Allocator<P> {
         self.fronts.iter().map(|front| u64::from(front.held())).sum()
     }
 
-    /// Whether a free frame is kept for single allocations: ready, or in a front.
+    /// Whether a free frame is kept for single allocations: it is ready or in a front.
     pub(crate) fn is_kept_free(&self, frame: Frame) -> bool {
         self.ready().contains(frame) || self.fronts.iter().any(|front| front.lock().contains(frame))
     }
@@ -355,7 +358,7 @@ impl<P: Platform> Allocator<P> {
     /// Verifies the fronts. Returns the number of their runs.
     ///
     /// # Errors
-    /// A frame at which something is wrong.
+    /// An inconsistent frame.
     pub(super) fn check_fronts(&self) -> Result<u64, Frame> {
         self.fronts.iter().map(|front| front.lock().check(self.metas())).sum()
     }

@@ -12,14 +12,14 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// `left` of an allocator that does not fail on purpose.
+/// The value of `left` when no allocation fails on purpose.
 const NEVER: u64 = u64::MAX;
 
 /// The allocations that fail.
 pub(crate) struct Inject {
     /// Allocations that still succeed.
     left: AtomicU64,
-    /// After one failure, all succeed again.
+    /// Whether all allocations succeed again after one failure.
     once: AtomicBool,
     failed: AtomicU64,
 }
@@ -34,14 +34,13 @@ impl Inject {
     }
 
     /// Makes all allocations after the next `after` ones fail (blocks, folios, slab objects; each
-    /// counts as one). With `None`, no allocation fails any more. Resets the count of
+    /// counts as one). With `None`, no further allocation fails. Resets the count of
     /// [`Inject::failed`].
     pub(crate) fn fail_after(&self, after: Option<u64>) {
         self.set(after, false);
     }
 
-    /// As [`Inject::fail_after`], but only one allocation fails, the one after the next `after`
-    /// ones.
+    /// As [`Inject::fail_after`], but fails only one allocation, after the next `after` ones.
     pub(crate) fn fail_once_after(&self, after: Option<u64>) {
         self.set(after, true);
     }
@@ -60,7 +59,7 @@ impl Inject {
         self.left.store(after.unwrap_or(NEVER), Relaxed);
     }
 
-    /// Whether an allocation fails. Called once for each.
+    /// Whether this allocation fails. Called once for each allocation.
     pub(super) fn fails(&self) -> bool {
         let exhausted = if self.once.load(Relaxed) { NEVER } else { 0 };
         let before = self.left.fetch_update(Relaxed, Relaxed, |left| match left {

@@ -1,29 +1,30 @@
 //! Magazines: free objects of one slab that one CPU keeps for itself.
 //!
-//! Two CPUs that map and unmap memory of their own would both write the lists of the same slabs. So
-//! an online CPU ([`crate::cpu`]) has its own magazine, a stack of [`SIZE`] slots, for the kinds of
-//! objects that such calls use. An empty magazine takes [`BATCH`] slots off the slab's lists, and a
-//! full one gives [`BATCH`] back.
+//! Two CPUs that map and unmap unrelated memory would otherwise write to the lists of the same
+//! slabs. So an online CPU ([`crate::cpu`]) has its own magazine, a stack of [`SIZE`] slots, for
+//! the kinds of objects that such calls use. An empty magazine takes [`BATCH`] slots from the
+//! slab's lists, and a full magazine returns [`BATCH`] slots.
 //!
 //! The slab's frames count a slot in a magazine as used; [`Slab::objects`] does not. [`Slab::trim`]
-//! empties all magazines of its slab, so reclaim finds the frames that only magazines kept. A CPU
-//! that goes offline empties its own.
+//! empties all magazines of its slab, so reclaim finds the frames that only magazines held. A CPU
+//! that is taken offline empties its own magazines.
 //!
-//! A thread that was preempted after it asked for its CPU may use the magazine of another one: each
-//! magazine has a spin lock. If that CPU is offline, the objects stay there until the next trim or
-//! the next allocation that fails.
+//! A thread that was preempted after it determined its CPU may use another CPU's magazine, so each
+//! magazine has a spin lock. If that CPU is offline, the objects remain there until the next trim
+//! or the next failed allocation.
 //!
 //! # The last object
-//! An allocation must not fail for lack of a slot that another CPU keeps. One that finds nothing
-//! moves the slots of all magazines to the lists, and takes one from there. No slot that is free
-//! when it begins is missed, unless another allocation gets it (`magazine_loom_model`), or a trim
-//! is about to free its frame. Then the caller's second attempt, after reclaim, finds the frame.
+//! An allocation must not fail for lack of a slot that another CPU keeps. An allocation that finds
+//! no slot moves the slots of all magazines to the lists and takes a slot from there. It misses no
+//! slot that is free when it begins, unless another allocation gets the slot
+//! (`magazine_loom_model`) or a trim is about to free the slot's frame. In the latter case, the
+//! caller's second attempt, after reclaim, finds the frame.
 //! 1. A magazine's lock is held until its slots are on the lists. Otherwise a second drain could
-//!    find both empty.
-//! 2. While a drain runs ([`SlabLists::drains`]), a refill takes one slot only. Otherwise it could
-//!    move slots from the lists to a magazine that the drain has left.
-//! 3. The lists are tried again even if the magazines were empty: another drain may have moved
-//!    slots there.
+//!    find both the magazine and the lists empty.
+//! 2. While a drain runs ([`SlabLists::drains`]), a refill takes only one slot. Otherwise it could
+//!    move slots from the lists to a magazine that the drain has passed.
+//! 3. The lists are tried again even if the magazines were empty, because another drain may have
+//!    moved slots there.
 //!
 //! [`SlabLists::drains`]: super::slab::SlabLists
 
@@ -40,8 +41,7 @@ use crate::addr::Frame;
 use crate::platform::{Cpu, Platform};
 use crate::sync::{Mutex, MutexGuard};
 
-/// The largest number of slots in a magazine: a fork of 20 VMAs, and the end of its child, need no
-/// other slots.
+/// The maximum number of slots in a magazine: enough for a fork of 20 VMAs and the child's exit.
 const SIZE: usize = 32;
 
 /// The number of slots that an empty magazine takes, and that a full one returns.
@@ -58,7 +58,7 @@ impl<P: Platform> Magazines<P> {
         Self([const { CachePadded::new(Magazine(Mutex::new(Kept::EMPTY))) }; MAGAZINES])
     }
 
-    /// The magazine with this index; `None` for a slab without magazines.
+    /// The magazine at this index; `None` for a slab without magazines.
     #[inline]
     fn get(&self, place: usize) -> Option<&Magazine<P>> {
         self.0.get(place).map(|magazine| &**magazine)
@@ -78,17 +78,17 @@ impl<P: Platform> Magazine<P> {
 /// The content of a magazine: slots without an object that the slab's lists count as used.
 pub(super) struct Kept {
     count: usize,
-    /// The first `count` are slots, the one that was freed last at the end.
+    /// The first `count` elements are slots; the last of them was freed most recently.
     slots: [Option<NonNull<u8>>; SIZE],
 }
 
-// SAFETY: a slot in a magazine is memory without an object, and no other thread knows it.
+// SAFETY: a slot in a magazine is memory without an object, and no other thread can find it.
 unsafe impl Send for Kept {}
 
 impl Kept {
     pub(super) const EMPTY: Self = Self { count: 0, slots: [None; SIZE] };
 
-    /// The slot that was freed last.
+    /// Removes the slot that was freed last.
     #[inline]
     pub(super) fn pop(&mut self) -> Option<NonNull<u8>> {
         let count = self.count.checked_sub(1)?;
@@ -106,7 +106,7 @@ impl Kept {
         }
     }
 
-    /// Takes the [`BATCH`] slots out that were freed first, if the magazine is full.
+    /// Removes the [`BATCH`] slots that were freed first, if the magazine is full.
     #[inline]
     fn take_batch_if_full(&mut self) -> Option<[Option<NonNull<u8>>; BATCH]> {
         if self.count < SIZE {
@@ -138,7 +138,7 @@ impl<T, P: Platform> Slab<T, P> {
         frames.magazines.iter().filter_map(move |magazines| magazines.get(place))
     }
 
-    /// Takes a slot of the magazine, or of the lists.
+    /// Takes a slot from the magazine or, if it is empty, from the lists.
     #[inline(never)]
     pub(super) fn take_kept(
         &self,
@@ -150,8 +150,8 @@ impl<T, P: Platform> Slab<T, P> {
         if slot.is_some() { slot } else { self.refill(frames, &mut kept) }
     }
 
-    /// Takes a slot of the lists, and others for an empty magazine, for which no frame is
-    /// allocated.
+    /// Takes a slot from the lists, and further slots for an empty magazine. Allocates no frame for
+    /// the further slots.
     #[inline(never)]
     fn refill(&self, frames: &Frames<P>, kept: &mut Kept) -> Option<NonNull<u8>> {
         let mut lists = self.lock();
@@ -163,8 +163,8 @@ impl<T, P: Platform> Slab<T, P> {
         Some(slot)
     }
 
-    /// Takes a slot for an allocation that found none, from the lists, after all magazines were
-    /// emptied into them.
+    /// Takes a slot from the lists for an allocation that found none, after emptying all magazines
+    /// into the lists.
     #[cold]
     #[inline(never)]
     pub(super) fn take_after_drain(&self, frames: &Frames<P>) -> Option<NonNull<u8>> {
@@ -181,8 +181,8 @@ impl<T, P: Platform> Slab<T, P> {
     /// Puts a slot into the magazine.
     ///
     /// # Safety
-    /// 1. The slot is of this slab, with the same `frames`, and is not free.
-    /// 2. It has no object.
+    /// 1. The slot belongs to this slab, with the same `frames`, and is not free.
+    /// 2. It contains no object.
     #[inline(never)]
     pub(super) unsafe fn keep(
         &self,
@@ -206,7 +206,7 @@ impl<T, P: Platform> Slab<T, P> {
         self.magazines(frames).for_each(|magazine| self.empty(frames, magazine));
     }
 
-    /// Puts the slots of a CPU's magazine on the lists: the CPU goes offline.
+    /// Puts the slots of a CPU's magazine on the lists when the CPU is taken offline.
     pub(crate) fn empty_magazine(&self, frames: &Frames<P>, cpu: Cpu) {
         let magazines = frames.magazines.get(cpu);
         if let Some(magazine) = magazines.and_then(|magazines| magazines.get(self.place)) {
@@ -233,10 +233,10 @@ impl<T, P: Platform> Slab<T, P> {
         self.lock().objects.saturating_sub(kept)
     }
 
-    /// Verifies that each slot in a magazine lies in a frame of a slab, and is there once.
+    /// Verifies that each slot in a magazine lies in a frame of a slab and appears only once.
     ///
     /// # Errors
-    /// A frame at which something is wrong.
+    /// An inconsistent frame.
     pub(crate) fn check_magazines(&self, frames: &Frames<P>) -> Result<(), Frame> {
         for magazine in self.magazines(frames) {
             let kept = magazine.lock();

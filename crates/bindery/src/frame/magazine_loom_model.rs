@@ -1,5 +1,5 @@
-//! The order of a drain of magazines under loom ([`super::magazine`]): the slots themselves are in
-//! the product's stacks, the lists of the slab are a vector.
+//! The order of a magazine drain under loom ([`super::magazine`]). The slots are in the product's
+//! stacks; the slab's lists are modeled by a vector.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib magazine_loom_model`.
 //!
@@ -40,7 +40,7 @@ struct World {
 }
 
 impl World {
-    /// As `Slab::reserve`, on a CPU with one of the magazines or without any.
+    /// As `Slab::reserve`, on a CPU with a magazine or without one.
     fn allocate(&self, magazine: Option<&Mutex<Kept>>) -> Option<NonNull<u8>> {
         let slot = match magazine {
             Some(magazine) => {
@@ -87,7 +87,7 @@ impl World {
 
 struct Shared(Rc<World>);
 
-// SAFETY: the model's threads share the world and run one at a time; the last one drops it.
+// SAFETY: the model's threads share the world and run one at a time; the last thread drops it.
 unsafe impl Send for Shared {}
 
 fn explore(omit: Omit, others: usize) {

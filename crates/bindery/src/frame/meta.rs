@@ -1,9 +1,9 @@
 //! The metadata of each frame: [`FrameMeta`], 32 bytes, in one array from the lowest to the highest
 //! frame of the machine's memory.
 //!
-//! Every frame of the array is exactly one of: *Reserved* (not the allocator's), the *head* of a
-//! block, or a *Tail* in the block of a lower head. `state` has the kind, and the kind decides the
-//! meaning of the other fields:
+//! Every frame of the array is in exactly one state: *Reserved* (not managed by the allocator), the
+//! *head* of a block, or a *Tail* in the block of a lower head. `state` contains the kind, which
+//! determines the meaning of the other fields:
 //!
 //! | kind | `state` | `next`, `previous` | `owner` | `count` | `word` |
 //! |---|---|---|---|---|---|
@@ -28,16 +28,16 @@
 //!         FOLIO_LOCK  ORPHAN  FOLIO_PARKED  WRITEBACK  spare     UNEVICTABLE  SHARED_EIGHTHS  READ_AROUND  LOOKED  HOT  REFERENCED  SWAP_CACHED  FETCHABLE  GUARDS  LAZY  EXCLUSIVE  DIRTY  STRAY  LOCK  order or level  kind
 //! ```
 //!
-//! `count` is zero in every frame but the head of a published folio. So a walker that has only a
-//! frame number, and looks at a head that has become a table since, changes nothing there.
+//! `count` is zero in every frame except the head of a published folio. So a walker that has only a
+//! frame number changes nothing in a head that has become a table since.
 //!
 //! **References and mappings** share one word. So one atomic instruction changes them for a batch
-//! of any size, and its result says whether the folio is now unused: the whole word is zero. A
-//! *mapping* is a pair of a page and an entry that maps it (a huge leaf counts all the pages that
-//! it maps). A *reference* is any other holder.
+//! of any size, and its result shows whether the folio is now unused, which means that the whole
+//! word is zero. A *mapping* is a pair of a page and an entry that maps it (a huge leaf counts each
+//! page that it maps). A *reference* is any other holder.
 //!
-//! **Anon-exclusive** says that no other process shares a page, so that a write fault may reuse it.
-//! The bits of a folio are not in the metadata of each frame but together, 64 pages in one word
+//! **Anon-exclusive** means that no other process shares a page, so that a write fault may reuse
+//! it. The bits of a folio are not in the metadata of each frame but combined, 64 pages in one word
 //! (page `i`: bit `i % 64` of `word` in frame `head + 1 + i / 64`). So a batch over 16 pages
 //! touches one word of one cache line instead of 16. A folio of order 9 has 512 pages: eight words,
 //! and always enough tails to hold them. Order 0 has no tail, and has its bit in `state`.
@@ -51,10 +51,10 @@ use super::FrameRange;
 use crate::addr::{Frame, Order};
 use crate::arch::Level;
 
-/// The link that leads nowhere. No frame has this number.
+/// A null link. No frame has this number.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// The frame that a link in the metadata names, if it names one.
+/// The frame that a link in the metadata refers to, if any.
 pub(crate) fn link(value: u32) -> Option<Frame> {
     (value != NONE).then_some(Frame(value))
 }
@@ -68,7 +68,7 @@ pub(crate) const ORDER_MASK: u32 = 0xf << ORDER_SHIFT;
 pub(crate) const KIND_AND_ORDER: u32 = KIND_MASK | ORDER_MASK;
 /// Bit lock of a table.
 pub(crate) const LOCK: u32 = 1 << 8;
-/// The table was detached; a thread that finds it starts again from the root.
+/// The table was detached; a thread that finds it restarts from the root.
 pub(crate) const STRAY: u32 = 1 << 9;
 /// The folio was written since its content was last saved.
 pub(crate) const DIRTY: u32 = 1 << 10;
@@ -94,7 +94,7 @@ pub(crate) const HOT: u32 = 1 << 17;
 /// Whether the last turn of reclaim's clock that examined the folio has an odd number.
 pub(crate) const LOOKED: u32 = 1 << 18;
 
-/// The folio was read from swap since another page was wanted, and no fault has wanted it yet.
+/// The folio was read from swap along with another page, and no fault has needed it yet.
 pub(crate) const READ_AROUND: u32 = 1 << 19;
 /// The shift of [`SHARED_EIGHTHS`] in `state`.
 pub(crate) const SHARED_SHIFT: u32 = 20;
@@ -112,36 +112,37 @@ pub(crate) const FOLIO_PARKED: u32 = 1 << 29;
 /// The folio loses its owner when the lock is released. Set only together with the lock, and
 /// cleared as [`FOLIO_PARKED`] is.
 pub(crate) const ORPHAN: u32 = 1 << 30;
-/// Bit lock of a folio, taken only by a holder of a reference or a mapping. Tables have another.
+/// Bit lock of a folio, taken only by a holder of a reference or a mapping. Tables have a separate
+/// lock bit.
 pub(crate) const FOLIO_LOCK: u32 = 1 << 31;
 
 /// The use of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum MetaKind {
-    /// Not ours: a hole between ranges, or the metadata itself.
+    /// Not managed: a hole between ranges, or the metadata itself.
     Reserved = 0,
     /// Head of a block on a free list.
     Free,
-    /// Head of a block that was allocated and has no meaning yet.
+    /// Head of a block that was allocated and has no use yet.
     Raw,
     /// A page-table node.
     Table,
     /// Head of a folio.
     Folio,
-    /// Part of the block that a lower frame heads.
+    /// Part of a block with a lower head.
     Tail,
     /// A frame of small objects.
     Slab,
     /// The shared zero page, or the head of the huge one.
     Zero,
-    /// Head of a block that an area of the kernel owns.
+    /// Head of a block owned by an area of the kernel.
     Kernel,
-    /// Head of a block that the embedder uses for itself.
+    /// Head of a block allocated by the embedder.
     Embedder,
-    /// Compressed pages, or a block that their compressors work in.
+    /// Compressed pages, or a working block of the compressors.
     Compressed,
-    /// Head of a block with the account of swap slots.
+    /// Head of a block of swap slot records.
     Swap,
     /// Head of a block with records of CPUs.
     Cpu,
@@ -150,9 +151,9 @@ pub(crate) enum MetaKind {
 }
 
 impl MetaKind {
-    /// Whether the frame is the head of a block whose order is in `state`. All others are single
-    /// frames: a table's level is where others have the order, and a run in a front, which need not
-    /// be a block, has its length in `word`.
+    /// Whether the frame is the head of a block whose order is in `state`. All other heads are
+    /// single frames or runs: a table stores its level in place of the order, and a run in a front,
+    /// which need not be a block, has its length in `word`.
     #[inline]
     pub(crate) const fn has_order(self) -> bool {
         match self {
@@ -177,8 +178,7 @@ pub(crate) const fn state_of(kind: MetaKind, order: Order) -> u32 {
     kind as u32 | (order.0 as u32) << ORDER_SHIFT & ORDER_MASK
 }
 
-/// The value of `state` for a table, with no flag set: the level is where others
-/// have the order.
+/// The value of `state` for a table, with no flag set. The level replaces the order.
 #[inline]
 pub(crate) const fn state_of_table<A>(level: Level<A>) -> u32 {
     state_of(MetaKind::Table, Order(level.number()))
@@ -223,7 +223,7 @@ pub(crate) const fn level_in<A>(state: u32) -> Level<A> {
     Level::new(order_in(state).0)
 }
 
-/// The metadata of one frame. The module's text explains the fields of each kind.
+/// The metadata of one frame. The module documentation explains the fields of each kind.
 #[derive(Debug)]
 #[repr(C, align(32))]
 pub(crate) struct FrameMeta {
@@ -246,13 +246,13 @@ impl FrameMeta {
         kind_in(self.state.load(Relaxed))
     }
 
-    /// The order of the block, which is no table.
+    /// The order of the block, which is not a table.
     #[inline]
     pub(crate) fn order(&self) -> Order {
         order_in(self.state.load(Relaxed))
     }
 
-    /// Forgets everything: the frame becomes the head of a fresh block. Only its owner calls.
+    /// Clears all fields: the frame becomes the head of a fresh block. Only its owner calls this.
     #[inline]
     pub(crate) fn reset(&self, kind: MetaKind, order: Order) {
         self.state.store(state_of(kind, order), Relaxed);
@@ -270,8 +270,8 @@ pub(crate) struct MetaArray(Metas<'static>);
 /// The array of all metadata, lent for `'a`.
 #[derive(Clone, Copy)]
 pub(crate) struct Metas<'a> {
-    /// The address that the entry of frame 0 would have: below the array, mostly, so never used as
-    /// it is.
+    /// The address that the entry of frame 0 would have. It usually lies below the array, so it is
+    /// never dereferenced itself.
     bias: *const FrameMeta,
     first: u32,
     count: u32,
@@ -288,14 +288,14 @@ impl MetaArray {
     ///
     /// # Safety
     ///
-    /// 1. `base` is aligned to 32 bytes, and `count` entries from there are initialized (all
-    ///    zeroes is) and accessed only as [`FrameMeta`] for as long as the value lives.
+    /// 1. `base` is aligned to 32 bytes, and `count` entries from there are initialized (zeroes are
+    ///    valid) and accessed only as [`FrameMeta`] for as long as the value lives.
     pub(super) unsafe fn new(base: *const FrameMeta, first: Frame, count: u32) -> Self {
         let bias = base.wrapping_sub(first.0 as usize);
         Self(Metas { bias, first: first.0, count, _array: PhantomData })
     }
 
-    /// The array, for as long as its owner is borrowed.
+    /// The array, lent while its owner is borrowed.
     #[inline(always)]
     pub(super) fn lend(&self) -> Metas<'_> {
         self.0
@@ -303,7 +303,7 @@ impl MetaArray {
 }
 
 impl<'a> Metas<'a> {
-    /// The first frame and the number of frames that the array speaks of.
+    /// The first frame and the number of frames that the array covers.
     #[inline]
     pub(crate) fn span(self) -> FrameRange {
         FrameRange { first: Frame(self.first), count: self.count }
@@ -319,8 +319,8 @@ impl<'a> Metas<'a> {
     #[inline]
     pub(super) fn get(self, frame: Frame) -> &'a FrameMeta {
         debug_assert!(self.covers(frame), "{frame:?} has no metadata");
-        // SAFETY: callers in `frame/` pass numbers below the span's end that came out of the
-        // allocator, out of links and tails that the allocator wrote, or passed `covers`; so the
+        // SAFETY: callers in `frame/` pass only numbers below the span's end that came from the
+        // allocator, from links and tails that the allocator wrote, or that passed `covers`. So the
         // address lies in the array, which is lent for `'a`.
         unsafe { &*self.bias.wrapping_add(frame.0 as usize) }
     }
@@ -332,7 +332,7 @@ impl<'a> Metas<'a> {
     #[inline(always)]
     pub(crate) unsafe fn nth(self, number: usize) -> &'a FrameMeta {
         debug_assert!(number < self.count as usize, "frame {number} has no metadata");
-        // Two steps: the first is the same for all frames of a pass.
+        // Two steps, because the first is the same for all frames of a pass.
         let base = self.bias.wrapping_add(self.first as usize);
         // SAFETY: by obligation 1 the address lies in the array, which is lent for `'a`.
         unsafe { &*base.wrapping_add(number) }

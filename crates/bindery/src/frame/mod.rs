@@ -14,11 +14,11 @@
 //! | `magazine` | free objects that each CPU keeps for itself |
 //! | `inject` | allocations that fail on purpose, for tests |
 //!
-//! [`Frames`] puts them together. Nothing here sleeps. The free lists have one spin lock, which is
-//! held for a number of steps bounded by [`MAX_ORDER`] and is below every other lock of the core.
-//! The owner of a frame decides the meaning of its metadata: plain stores while it has one owner,
-//! atomic instructions once tables name it. [`crate::folio`] tells what the metadata of user memory
-//! means.
+//! [`Frames`] combines these parts. No function here sleeps. The free lists have one spin lock,
+//! which is held for a number of steps bounded by [`MAX_ORDER`] and ranks below every other lock of
+//! the core. The owner of a frame decides the meaning of its metadata. Metadata is accessed by
+//! plain stores while the frame has one owner, and by atomic instructions once tables refer to it.
+//! [`crate::folio`] describes the metadata of user memory.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -61,8 +61,8 @@ pub(crate) use front::{Front, MOST_FRAMES};
 pub(crate) use magazine::Magazines;
 pub use range::FrameRange;
 
-/// The machine's memory: its frames, which of them are free, and the use of each. The methods of
-/// the [`Allocator`] are reached through this.
+/// The machine's memory: its frames, their free or allocated state, and the use of each.
+/// Dereferences to [`Allocator`].
 pub(crate) struct Frames<P: Platform> {
     allocator: Allocator<P>,
     /// The free objects that each CPU keeps for itself.
@@ -80,8 +80,8 @@ impl<P: Platform> Deref for Frames<P> {
 
 impl<P: Platform> Frames<P> {
     /// Takes over the memory in `ranges`, in any order. The metadata of all frames from the lowest
-    /// to the highest, holes included, is kept at the end of the largest range: 32 bytes each, or
-    /// 0.8% of the memory where there are no holes.
+    /// to the highest, holes included, is stored at the end of the largest range: 32 bytes for each
+    /// frame, or 0.8% of a memory without holes.
     ///
     /// Time linear in the frames.
     ///
@@ -91,7 +91,7 @@ impl<P: Platform> Frames<P> {
     ///
     /// # Safety
     ///
-    /// 1. Nothing else uses the frames in `ranges` from now on.
+    /// 1. The frames in `ranges` have no other user from now on.
     pub(crate) unsafe fn new(platform: P, ranges: &[FrameRange]) -> Result<Self, FramesError> {
         let (first, count) = span_of(&platform, ranges)?;
         let largest = ranges.iter().max_by_key(|range| range.count).ok_or(FramesError::Empty)?;
@@ -105,9 +105,9 @@ impl<P: Platform> Frames<P> {
         platform.zero(meta_first, meta_frames);
         let base = platform.direct_map(meta_first).cast::<FrameMeta>().as_ptr();
         // SAFETY: 1. The direct map's promise: these frames lie in one range, so their bytes are
-        // consecutive, `span_of` saw that they begin aligned to a page, and they stay while
-        // the platform does, which the value owns. Nothing else uses them (1). They are zeroed,
-        // and since they are not handed to the buddy allocator below, no other user ever gets them.
+        // consecutive. `span_of` checked that they are page-aligned. They remain valid while the
+        // platform lives, which the value owns. They have no other user (1). They are zeroed, and
+        // they are not handed to the buddy allocator below, so no other user ever receives them.
         let metas = unsafe { MetaArray::new(base, first, count) };
 
         let allocator = Allocator::new(platform, metas, |lent, buddy| {

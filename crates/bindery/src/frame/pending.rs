@@ -8,12 +8,12 @@
 //! lower     the last one frees the table                                 RELEASED | 1 -> freed
 //! ```
 //!
-//! The count of a detached table never rises, because the thread that locks it finds it stray. So a
-//! count that is zero when the table is released stays zero.
+//! The count of a detached table never rises, because a thread that locks the table finds it stray.
+//! So if the count is zero when the table is released, it remains zero.
 
 use core::sync::atomic::Ordering;
 
-/// In the count: the thread that lowers it to zero frees the table.
+/// A bit in the count: the thread that lowers the count to zero frees the table.
 const RELEASED: u32 = 1 << 31;
 
 /// The operations of an atomic word that the protocol uses.
@@ -54,42 +54,42 @@ word!(crate::sync::model::sync::atomic::AtomicU32);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub(crate) enum Last {
-    /// A later one frees the table.
+    /// No: a later thread frees the table.
     No,
-    /// No other thread knows the table any more.
+    /// Yes: no other thread can find the table.
     Yes,
 }
 
 /// The number of pending flushes.
 #[inline]
 pub(crate) fn count(word: &impl PendingWord) -> u32 {
-    // Acquire: the thread that finds zero comes after the flushes.
+    // Acquire: the flushes happen before a thread that finds zero continues.
     word.load(Ordering::Acquire) & !RELEASED
 }
 
-/// Whether a flush is pending for a table that hangs in the tree.
+/// Whether a flush is pending for a table that is linked into the tree.
 #[inline]
 pub(crate) fn is_any(word: &impl PendingWord) -> bool {
     word.load(Ordering::Acquire) != 0
 }
 
-/// One flush more is pending. Called with the table's lock held.
+/// Counts another pending flush. Called under the table's lock.
 #[inline]
 pub(crate) fn raise(word: &impl PendingWord) {
-    // Relaxed: the release of the lock publishes it, and so does the store that clears an entry.
+    // Relaxed: the release of the lock publishes the count, as does the store that clears an entry.
     word.fetch_add(1, Ordering::Relaxed);
 }
 
-/// One flush is over.
+/// Counts one completed flush.
 pub(crate) fn lower(word: &impl PendingWord) -> Last {
-    // Release: the thread that finds zero comes after the flush. Acquire: the free comes after all
-    // of them.
+    // Release: the flush happens before a thread that finds zero continues. Acquire: the free
+    // happens after all flushes.
     let before = word.fetch_sub(1, Ordering::AcqRel);
     debug_assert_ne!(before & !RELEASED, 0, "no flush was pending");
     if before == RELEASED | 1 { Last::Yes } else { Last::No }
 }
 
-/// The table was detached, and no reader can reach it any more.
+/// Called when the table was detached and no reader can reach it.
 #[inline]
 pub(crate) fn release(word: &impl PendingWord) -> Last {
     if word.load(Ordering::Acquire) == 0 || word.fetch_or(RELEASED, Ordering::AcqRel) == 0 {

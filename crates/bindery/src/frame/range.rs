@@ -28,7 +28,7 @@ use super::meta::NONE;
 pub struct FrameRange {
     /// The first frame.
     pub first: Frame,
-    /// The number of frames, in units of [`PAGE_SIZE`]; a range of none is ignored.
+    /// The number of frames, in units of [`PAGE_SIZE`]; an empty range is ignored.
     pub count: u32,
 }
 
@@ -68,7 +68,8 @@ impl fmt::Display for FrameRange {
     }
 }
 
-/// The span of the machine's `ranges`: first frame and count. Fails if they cannot be used.
+/// The span of the machine's `ranges`: its first frame and its length. Fails if the ranges cannot
+/// be used.
 pub(super) fn span_of<P: Platform>(
     platform: &P,
     ranges: &[FrameRange],

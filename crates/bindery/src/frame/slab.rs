@@ -5,18 +5,18 @@
 //!                        ^ number of the frame
 //! ```
 //!
-//! Rounding an object's address down to a page gives the header, which names the frame, and has the
-//! places of the slots for code that does not know the type of the objects. The frame's metadata
-//! has the rest, in `word`: the first free slot (low 16 bits, all ones for none), the number of
-//! slots that were ever used (next 16), so that a new frame need not be threaded, and the number of
-//! objects in use (next 16). A free slot begins with the number of the next free one. Frames with
-//! both room and objects are on a list through `next` and `previous`. Full frames are on none. One
-//! empty frame is kept as a spare, and others are freed. More are kept if a caller has asked for
-//! them beforehand ([`Slab::stock`]).
+//! The slab's header is found by rounding an object's address down to a page. It names the frame
+//! and records the positions of the slots, for code that does not know the object type. The rest is
+//! in the frame's metadata, in `word`: the first free slot (low 16 bits, all ones for none), the
+//! number of slots that were ever used (next 16), so that a new frame need not be threaded, and the
+//! number of objects in use (next 16). A free slot begins with the number of the next free slot.
+//! Frames with both room and objects are on a list through `next` and `previous`. Full frames are
+//! on no list. One empty frame is kept as a spare, and others are freed. More spare frames are kept
+//! if a caller has requested them ([`Slab::stock`]).
 //!
-//! Each slab has one spin lock, held for a constant number of steps. The allocator's lock is taken
-//! below it. In front of slabs of the kinds that most calls allocate, each CPU has a magazine of
-//! free objects ([`super::magazine`]), whose lock is taken above it.
+//! Each slab has one spin lock, held for a constant number of steps. The allocator's lock is
+//! acquired inside the slab's lock. For slabs of the most frequently allocated kinds, each CPU has
+//! a magazine of free objects ([`super::magazine`]), whose lock is acquired before the slab's lock.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -49,16 +49,17 @@ struct Shape {
     count: u16,
 }
 
-/// The frame that contains an object of a slab. Only the address of `object` counts: a pointer made
-/// from a reference may reach no further than the object.
+/// The frame that contains an object of a slab. Only the address of `object` is used, because a
+/// pointer made from a reference may not be valid beyond the object.
 ///
 /// # Safety
-/// 1. A live object of a slab has the address.
+/// 1. The address is that of a live object of a slab.
 pub(crate) unsafe fn frame_of<T>(object: NonNull<T>) -> Frame {
     let page = object.addr().get() & !(PAGE_SIZE as usize - 1);
     let header = ptr::with_exposed_provenance::<Header>(page);
-    // SAFETY: the object lies in a slab's frame (obligation 1), which begins aligned to a page with
-    // a header that does not change while the frame has objects. `Slab::make_empty` has exposed it.
+    // SAFETY: the object lies in a slab's frame (obligation 1), which is page-aligned and begins
+    // with a header that does not change while the frame has objects. `Slab::make_empty` has
+    // exposed the frame's provenance.
     Frame(unsafe { header.read() }.frame)
 }
 
@@ -69,11 +70,11 @@ pub(crate) struct Reserved<T> {
 }
 
 impl<T> Reserved<T> {
-    /// Builds the object where it stays until [`Slab::free`].
+    /// Builds the object in place, where it remains until [`Slab::free`].
     #[inline]
     pub(crate) fn fill(self, make: impl FnOnce() -> T) -> NonNull<T> {
-        // SAFETY: `Slab::reserve` has taken a slot, aligned and large enough for a `T`, that no
-        // object occupies, and that is not handed out again until it is freed.
+        // SAFETY: `Slab::reserve` has allocated the slot: aligned and large enough for a `T`,
+        // occupied by no object, and not allocated again until it is freed.
         unsafe { self.slot.write(make()) };
         self.slot
     }
@@ -82,23 +83,23 @@ impl<T> Reserved<T> {
 /// The free-slot number that means "none".
 const NO_SLOT: u16 = u16::MAX;
 
-/// Objects of one type, each allocated and freed on its own.
+/// Objects of one type, each allocated and freed separately.
 ///
-/// It does not free its objects or its spare frame when it is dropped, since it cannot reach the
-/// platform then: free all objects and call [`Slab::trim`] before. It is the same in memory for all
-/// types of objects.
-// Two lines, and no more: a larger array of slabs would come before the frames in `Memory`, and
-// each fault would add their offset.
+/// Dropping a slab does not free its objects or its spare frame, because the drop has no access to
+/// the platform: free all objects and call [`Slab::trim`] before. The memory layout is the same for
+/// all object types.
+// At most two cache lines: a larger array of slabs would be placed before the frames in `Memory`,
+// and each fault would have to add their offset.
 #[repr(C, align(128))]
 pub(crate) struct Slab<T, P: Platform> {
-    /// The place of the slab's magazine among those of a CPU.
+    /// The index of the slab's magazine among those of a CPU.
     pub(super) place: usize,
     lists: Line<Mutex<P::SpinLock, SlabLists>>,
-    /// Objects are reached only through the pointers that were handed out.
+    /// Objects are accessed only through the pointers that the slab returned.
     objects: PhantomData<fn(T) -> T>,
 }
 
-/// A value that each use writes, on its own cache line: no field there is only read.
+/// A value that each use writes, on its own cache line, without any read-only field.
 #[repr(align(64))]
 struct Line<T>(T);
 
@@ -107,20 +108,20 @@ pub(super) struct SlabLists {
     partial: u32,
     /// The first of the frames without objects.
     spare: u32,
-    /// The allocations that drain the magazines now.
+    /// The number of allocations that are draining the magazines.
     pub(super) drains: u32,
-    /// Slots in magazines included.
+    /// The number of objects, including slots in magazines.
     pub(super) objects: u64,
     frames: u64,
 }
 
-/// `word` of a slab frame's metadata.
+/// The `word` in the metadata of a slab's frame.
 #[derive(Clone, Copy)]
 struct SlabWord {
     free: u16,
-    /// Slots from here on were never used.
+    /// The number of slots that were ever used; later slots are fresh.
     used: u16,
-    /// Slots that hold an object.
+    /// The number of slots that hold an object.
     objects: u16,
 }
 
@@ -149,7 +150,7 @@ impl SlabLists {
 }
 
 impl<T, P: Platform> Slab<T, P> {
-    /// Slots are aligned for the object and for the number in a free one.
+    /// Slots are aligned for the object and for the number stored in a free slot.
     const ALIGN: usize =
         if align_of::<T>() > align_of::<u16>() { align_of::<T>() } else { align_of::<u16>() };
     const SLOT: usize = {
@@ -187,13 +188,13 @@ impl<T, P: Platform> Slab<T, P> {
 
     /// Moves `value` into memory of its own, where it stays until [`Slab::free`]. `None`, with
     /// `value` dropped, if a frame is needed and none is free. Does not sleep. O(1); linear in the
-    /// CPUs if a frame is needed and none is free.
+    /// number of CPUs if a frame is needed and none is free.
     pub(crate) fn allocate(&self, frames: &Frames<P>, value: T) -> Option<NonNull<T>> {
         self.allocate_with(frames, || value)
     }
 
-    /// As [`Slab::allocate`], for the value that `make` returns: a large value is built in place,
-    /// instead of being copied there.
+    /// As [`Slab::allocate`], for the value that `make` returns. Builds a large value in place
+    /// instead of copying it.
     #[inline]
     pub(crate) fn allocate_with(
         &self,
@@ -203,9 +204,9 @@ impl<T, P: Platform> Slab<T, P> {
         Some(self.reserve(frames)?.fill(make))
     }
 
-    /// Takes memory for one object, for a caller that must not fail once it has begun. The caller
-    /// fills the memory later ([`Reserved::fill`]), or frees it ([`Slab::unreserve`]). `None` as
-    /// for [`Slab::allocate`]. Does not sleep. O(1).
+    /// Takes memory for one object, for a caller that must not fail halfway. The caller fills the
+    /// memory later ([`Reserved::fill`]), or frees it ([`Slab::unreserve`]). `None` as for
+    /// [`Slab::allocate`]. Does not sleep. O(1).
     #[inline]
     pub(crate) fn reserve(&self, frames: &Frames<P>) -> Option<Reserved<T>> {
         if frames.fails_on_purpose() {
@@ -219,12 +220,13 @@ impl<T, P: Platform> Slab<T, P> {
         Some(Reserved { slot: slot?.cast() })
     }
 
-    /// Takes a slot of the lists; if need be of a new frame.
+    /// Takes a slot from the lists, or from a new frame if the lists have none.
     #[inline(always)]
     pub(super) fn take(lists: &mut SlabLists, frames: &Frames<P>) -> Option<NonNull<u8>> {
         let frame = Self::frame_with_room(lists, frames)?;
         lists.objects += 1;
-        // SAFETY: 1. `frame_with_room` has returned it, and the lists are borrowed since.
+        // SAFETY: 1. `frame_with_room` has returned the frame, and the lists have been borrowed
+        // since.
         Some(unsafe { Self::take_slot(lists, frames, frame) })
     }
 
@@ -235,11 +237,11 @@ impl<T, P: Platform> Slab<T, P> {
     /// 1. The memory came from [`Slab::reserve`] of this slab, with the same `frames`.
     #[cold]
     pub(crate) unsafe fn unreserve(&self, frames: &Frames<P>, reserved: Reserved<T>) {
-        // SAFETY: 1. as the caller promises; 2. there is no object in the slot.
+        // SAFETY: 1. as the caller promises; 2. the slot holds no object.
         unsafe { self.free_slot(frames, reserved.slot) };
     }
 
-    /// A frame that is on the partial list, if need be a new one.
+    /// A frame on the partial list, allocated if necessary.
     fn frame_with_room(lists: &mut SlabLists, frames: &Frames<P>) -> Option<Frame> {
         if lists.partial != NONE {
             return Some(Frame(lists.partial));
@@ -259,22 +261,22 @@ impl<T, P: Platform> Slab<T, P> {
     #[cold]
     #[inline(never)]
     fn new_frame(frames: &Frames<P>) -> Option<Frame> {
-        // Reclaim makes no objects.
+        // Reclaim allocates no objects.
         let frame = frames.take(Order::PAGE, AllocateFor::Use)?;
         Self::make_empty(frames, frame);
         Some(frame)
     }
 
-    /// Makes an empty frame of the slab's of one that is fresh from the allocator.
+    /// Initializes a frame that is fresh from the allocator as an empty frame of the slab.
     fn make_empty(frames: &Frames<P>, frame: Frame) {
         let meta = frames.meta(frame);
         meta.reset(MetaKind::Slab, Order::PAGE);
         SlabWord::EMPTY.store(meta);
         let header = frames.platform().direct_map(frame).cast::<Header>();
-        // SAFETY: the direct map's promise lets us write the frame's bytes, which are aligned to a
-        // page (`Frames::new` checked it), and the frame is fresh from the allocator.
+        // SAFETY: the direct map permits writes to the frame's bytes, which are page-aligned
+        // (`Frames::new` checked it), and the frame is fresh from the allocator.
         unsafe { header.write(Header { frame: frame.0, shape: Self::SHAPE }) };
-        // For `frame_of`.
+        // Exposed for `frame_of`.
         let _ = header.as_ptr().expose_provenance();
     }
 
@@ -287,9 +289,9 @@ impl<T, P: Platform> Slab<T, P> {
         Some(spare)
     }
 
-    /// Adds empty frames for `objects` more objects, after a failed allocation that could not wait
-    /// for memory: the caller calls this where it can wait, and tries again. `false` if there is no
-    /// memory; added frames stay until [`Slab::trim`].
+    /// Adds empty frames for `objects` more objects, after an allocation failed that could not wait
+    /// for memory. The caller calls this where it can wait and then retries. `false` if memory is
+    /// exhausted; added frames are kept until [`Slab::trim`].
     #[cold]
     pub(crate) fn stock(&self, frames: &Frames<P>, objects: u16) -> bool {
         (0..objects.div_ceil(Self::PER_FRAME)).all(|_| {
@@ -307,15 +309,15 @@ impl<T, P: Platform> Slab<T, P> {
     /// Takes a slot of a frame on the partial list.
     ///
     /// # Safety
-    /// 1. The frame is on the partial list of `lists`, so that it has a slot which is not in use.
+    /// 1. The frame is on the partial list of `lists`, so it has a free slot.
     unsafe fn take_slot(lists: &mut SlabLists, frames: &Frames<P>, frame: Frame) -> NonNull<u8> {
         let meta = frames.meta(frame);
         let mut slots = SlabWord::load(meta);
         let slot;
         if slots.free != NO_SLOT {
             slot = Self::slot(frames, frame, slots.free);
-            // SAFETY: a slot on the free list begins with the next one's number, which `free` wrote
-            // there, aligned; free slots are read and written only under the lock.
+            // SAFETY: a slot on the free list begins with the next slot's number, which `free`
+            // wrote there, aligned; free slots are read and written only under the lock.
             slots.free = unsafe { slot.cast::<u16>().read() };
         } else {
             slot = Self::slot(frames, frame, slots.used);
@@ -329,16 +331,17 @@ impl<T, P: Platform> Slab<T, P> {
         slot
     }
 
-    /// Drops the object and takes its memory back; a frame that becomes empty is kept as a spare
-    /// or returned to the allocator. Does not sleep (the object's `drop` aside). O(1).
+    /// Drops the object and frees its memory; a frame that becomes empty is kept as a spare or
+    /// returned to the allocator. Does not sleep, except in the object's `drop`. O(1).
     ///
     /// # Safety
     ///
-    /// 1. `object` came from [`Slab::allocate`] of this slab with the same `frames`, as that very
-    ///    pointer or a copy (not through a reference to the object), and was not freed since.
+    /// 1. `object` is the pointer, or a copy of the pointer, that [`Slab::allocate`] of this slab
+    ///    returned with the same `frames` (not made from a reference to the object), and has not
+    ///    been freed since.
     /// 2. The object is no longer used, and if it is not [`Send`], it was made on this CPU.
     pub(crate) unsafe fn free(&self, frames: &Frames<P>, object: NonNull<T>) {
-        // SAFETY: by 1 and 2 it is a live object that only this call has.
+        // SAFETY: by 1 and 2, this is a live object that only this call can access.
         unsafe { object.drop_in_place() };
         // SAFETY: 1. as the caller promises; 2. the object was dropped.
         unsafe { self.free_slot(frames, object) };
@@ -346,7 +349,7 @@ impl<T, P: Platform> Slab<T, P> {
 
     /// # Safety
     ///
-    /// 1. As of [`Slab::free`].
+    /// 1. As for [`Slab::free`].
     /// 2. The slot has no object.
     #[inline]
     unsafe fn free_slot(&self, frames: &Frames<P>, object: NonNull<T>) {
@@ -362,8 +365,8 @@ impl<T, P: Platform> Slab<T, P> {
         }
     }
 
-    /// Puts slots on the lists. Returns the first of the frames to be freed, which are linked by
-    /// `next`. A caller need not know the type of the objects ([`Shape`] is in the frames).
+    /// Puts slots on the lists. Returns the first of the frames to be freed, linked by `next`. The
+    /// caller need not know the type of the objects, because the frames contain the [`Shape`].
     ///
     /// # Safety
     ///
@@ -382,7 +385,7 @@ impl<T, P: Platform> Slab<T, P> {
     }
 
     /// Puts a slot on its frame's list. A frame that becomes empty is kept as the spare, or
-    /// returned to be freed. Without `shape`, the frame's header says it.
+    /// returned to be freed. If `shape` is `None`, it is read from the frame's header.
     ///
     /// # Safety
     ///
@@ -395,8 +398,8 @@ impl<T, P: Platform> Slab<T, P> {
         shape: Option<Shape>,
     ) -> Option<Frame> {
         let page = slot.as_ptr().map_addr(|address| address & !(PAGE_SIZE as usize - 1));
-        // SAFETY: by 1 the object lies in a frame of this slab, which begins aligned to a page
-        // with a header that does not change while the frame has objects.
+        // SAFETY: by obligation 1 the object lies in a frame of this slab, which is page-aligned
+        // and begins with a header that does not change while the frame has objects.
         let header = unsafe { &*page.cast::<Header>() };
         let (frame, shape) = (Frame(header.frame), shape.unwrap_or(header.shape));
         let offset = slot.as_ptr().addr() - page.addr() - usize::from(shape.first);
@@ -405,8 +408,8 @@ impl<T, P: Platform> Slab<T, P> {
 
         let meta = frames.meta(frame);
         let mut slots = SlabWord::load(meta);
-        // SAFETY: the slot is aligned for the number and, since the object was dropped, belongs to
-        // us.
+        // SAFETY: the slot is aligned for the number and, because the object was dropped, belongs
+        // to the slab.
         unsafe { slot.cast::<u16>().write(slots.free) };
         slots.free = index;
         slots.objects -= 1;
@@ -436,15 +439,15 @@ impl<T, P: Platform> Slab<T, P> {
         }
     }
 
-    /// Frees a frame that has just left the lists.
+    /// Frees a frame that was just removed from the lists.
     #[inline]
     fn free_frame(frames: &Frames<P>, frame: Frame) {
-        // SAFETY: 1. the slab allocated the frame, and has just taken it out of its lists; 2. none
+        // SAFETY: 1. the slab allocated the frame and has just removed it from the lists; 2. none
         // of its slots is in use.
         unsafe { frames.free(frame, Order::PAGE) };
     }
 
-    /// Empties all magazines, and returns the spare frames to the allocator.
+    /// Empties all magazines and returns the spare frames to the allocator.
     pub(crate) fn trim(&self, frames: &Frames<P>) {
         self.drain(frames);
         loop {

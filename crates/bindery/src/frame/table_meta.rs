@@ -1,5 +1,5 @@
-//! The metadata of a frame that holds a page table: one method for each thing that is known of a
-//! table. [`super::meta`] has the layout.
+//! The metadata of a frame that holds a page table, with one method for each recorded property.
+//! [`super::meta`] describes the layout.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -18,7 +18,7 @@ use super::pending::{self, Last};
 pub(crate) struct TableMeta<'a>(&'a FrameMeta);
 
 impl<'a> TableMeta<'a> {
-    /// Makes a zeroed frame an empty, locked table of `level`.
+    /// Turns a zeroed frame into an empty, locked table of `level`.
     pub(crate) fn init<A>(self, level: Level<A>) {
         self.0.next.store(NONE, Relaxed);
         self.0.previous.store(0, Relaxed);
@@ -44,7 +44,7 @@ impl<'a> TableMeta<'a> {
         level_in(self.0.state.load(Relaxed))
     }
 
-    /// Takes the lock if it is free. With acquire.
+    /// Takes the lock if it is free, with acquire ordering.
     #[inline]
     pub(crate) fn try_lock(self) -> bool {
         self.0.state.fetch_or(LOCK, Acquire) & LOCK == 0
@@ -58,7 +58,7 @@ impl<'a> TableMeta<'a> {
         self.0.state.store(self.0.state.load(Relaxed) & !LOCK, Release);
     }
 
-    /// Whether a thread has the lock. With acquire.
+    /// Whether a thread holds the lock, with acquire ordering.
     #[inline]
     pub(crate) fn is_locked(self) -> bool {
         self.0.state.load(Acquire) & LOCK != 0
@@ -76,7 +76,7 @@ impl<'a> TableMeta<'a> {
         self.0.state.fetch_or(STRAY, Relaxed);
     }
 
-    /// Clears that mark.
+    /// Clears the mark of a detached table.
     pub(crate) fn clear_stray(self) {
         self.0.state.fetch_and(!STRAY, Relaxed);
     }
@@ -87,34 +87,34 @@ impl<'a> TableMeta<'a> {
         self.0.state.load(Relaxed) & GUARDS != 0
     }
 
-    /// Notes that one may from now on. The caller holds the lock.
+    /// Records that the table may contain a guard marker from now on. The caller holds the lock.
     pub(crate) fn note_guards(self) {
         if !self.has_guards() {
             self.0.state.fetch_or(GUARDS, Relaxed);
         }
     }
 
-    /// The entry count: how many entries are not empty.
+    /// The number of nonempty entries.
     #[inline]
     pub(crate) fn entry_count(self) -> u32 {
         self.0.word.load(Relaxed) as u32
     }
 
-    /// Changes the entry count. The caller holds the lock, or no other thread knows the table.
+    /// Changes the entry count. The caller holds the lock, or no other thread can find the table.
     #[inline]
     pub(crate) fn change_entry_count(self, added: u32, removed: u32) {
         let entry_count = self.0.word.load(Relaxed);
         self.0.word.store(entry_count + u64::from(added) - u64::from(removed), Relaxed);
     }
 
-    /// Counts entries of a table without a lock in, and returns how many there were before. With
-    /// acquire.
+    /// Adds entries to the count of a table without a lock and returns the previous count. With
+    /// acquire ordering.
     #[inline]
     pub(crate) fn count_in(self, entries: u64) -> u64 {
         self.0.word.fetch_add(entries, Acquire)
     }
 
-    /// Counts entries of a table without a lock out. With release.
+    /// Subtracts entries from the count of a table without a lock. With release ordering.
     #[inline]
     pub(crate) fn count_out(self, entries: u64) {
         self.0.word.fetch_sub(entries, Release);
@@ -126,12 +126,13 @@ impl<'a> TableMeta<'a> {
         &self.0.previous
     }
 
-    /// The table was detached, and no reader can reach it any more: whether the caller frees it.
+    /// Records that the table was detached and no reader can reach it. Returns whether the caller
+    /// frees it.
     pub(crate) fn release(self) -> Last {
         pending::release(self.pending())
     }
 
-    /// The next table of the list that the table is on.
+    /// The next table on the list that contains this table.
     #[inline]
     pub(crate) fn next(self) -> Option<Frame> {
         link(self.0.next.load(Relaxed))
@@ -142,7 +143,7 @@ impl<'a> TableMeta<'a> {
         link(self.0.owner.load(Relaxed))
     }
 
-    /// Puts the table before `next` on a list.
+    /// Links the table before `next` on a list.
     #[inline]
     pub(crate) fn set_next(self, next: Option<Frame>) {
         self.0.next.store(next.map_or(NONE, |next| next.0), Relaxed);
@@ -164,9 +165,8 @@ impl<P: Platform> Frames<P> {
         head.store(table.0, Relaxed);
     }
 
-    /// Moves `count` tables, or as many as there are, from the deposit of `from` to that of `to`.
-    /// The caller holds the locks of both. They stay linked: only the ends of their list are
-    /// written.
+    /// Moves up to `count` tables from the deposit of `from` to that of `to`. The caller holds the
+    /// locks of both. The tables remain linked, and only the ends of their list are written.
     pub(crate) fn move_deposits(&self, from: Frame, to: Frame, count: u32) {
         let head = &self.meta(from).owner;
         let Some(first) = link(head.load(Relaxed)) else { return };
@@ -193,7 +193,7 @@ impl<P: Platform> Frames<P> {
     }
 }
 
-/// Tables that are on a list, linked through their metadata: the last that came is the first to go.
+/// Tables on a list, linked through their metadata, last in, first out.
 #[derive(Default)]
 pub(crate) struct TableStack(Option<Frame>);
 

@@ -19,12 +19,12 @@ use crate::platform::Platform;
 use super::blocks::Blocks;
 use super::request::{AreaKind, KernelArea, Pauses, Pieces};
 
-/// An area's record. Fields that change are written by the caller that has claimed the area, or
-/// under the lock.
+/// An area's record. Mutable fields are written by the caller that has claimed the area, or under
+/// the lock of the freed list.
 pub(crate) struct Area {
     links: SkipLinks<Self>,
     start: AtomicU64,
-    /// Includes the guard page, and the addresses that a shrunken area has kept.
+    /// Includes the guard page and any addresses that a shrunken area has retained.
     end: AtomicU64,
     /// Pages that are or will be mapped.
     pages: AtomicU64,
@@ -32,11 +32,11 @@ pub(crate) struct Area {
     pub(super) traits: AreaTraits,
     /// The area's own frames.
     pub(super) blocks: Blocks,
-    /// The next in the freed list, or in a purge.
+    /// The next area in the freed list or in a purge.
     next: AtomicPtr<Self>,
 }
 
-/// The properties that an area keeps.
+/// The immutable properties of an area.
 #[derive(Clone, Copy)]
 pub(super) struct AreaTraits {
     pub(super) kind: AreaKind,
@@ -52,7 +52,7 @@ const WANTED: u8 = 1 << 7;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum State {
-    /// A caller that changes it.
+    /// A caller that changes the area.
     Busy,
     /// The caller that was given the address.
     Live,
@@ -94,13 +94,13 @@ impl Area {
         self.start.load(Relaxed)
     }
 
-    /// The byte after the last.
+    /// The exclusive end.
     #[inline]
     pub(super) fn end(&self) -> u64 {
         self.end.load(Relaxed)
     }
 
-    /// An area for a caller that is about to map it; not in the index yet.
+    /// An area for a caller that is about to map it. It is not in the index yet.
     pub(super) fn new(traits: AreaTraits) -> Self {
         Self {
             links: SkipLinks::new(),
@@ -114,7 +114,7 @@ impl Area {
         }
     }
 
-    /// Its addresses, without the guard page.
+    /// The area's addresses, without the guard page.
     pub(crate) fn range(&self) -> VirtRange {
         VirtRange::raw(self.start(), self.start() + self.pages() * PAGE_SIZE)
     }
@@ -149,13 +149,13 @@ impl Area {
     }
 
     /// Requests a wakeup at the end of the claim. Returns whether the area is still busy. The
-    /// caller holds the lock of the freed list, so that the area is not freed.
+    /// caller holds the freed list's lock, which prevents the area from being freed.
     pub(super) fn want(&self) -> bool {
         self.state.fetch_or(WANTED, AcqRel) & !WANTED == State::Busy as u8
     }
 
-    /// Ends a claim. Returns whether a thread waits for that. From then on another caller may free
-    /// the area at any time.
+    /// Ends a claim. Returns whether a thread waits for its end. From then on another caller may
+    /// free the area at any time.
     pub(super) fn end_claim(&self, state: State) -> bool {
         self.state.swap(state as u8, AcqRel) & WANTED != 0
     }
@@ -168,7 +168,7 @@ impl Area {
         self.next.store(next.map_or(ptr::null_mut(), NonNull::as_ptr), Relaxed);
     }
 
-    /// Whether a caller owns its address.
+    /// Whether a caller owns the area's address.
     pub(crate) fn is_live(&self) -> bool {
         self.state() == State::Live
     }
@@ -197,14 +197,14 @@ impl Area {
         self.blocks.iter(memory)
     }
 
-    /// The area from its users' view.
+    /// The description of the area for callers.
     pub(super) fn describe(&self) -> KernelArea {
         KernelArea { range: self.range(), kind: self.traits.kind }
     }
 }
 
-/// A claimed area. Having one tells you that no other caller changes or frees the area. The claim
-/// ends by `Areas::release` or `Areas::put_off`, which take it.
+/// A claimed area. While this value exists, no other caller changes or frees the area.
+/// `Areas::release` or `Areas::put_off` consumes the value and ends the claim.
 #[must_use = "an area whose claim does not end stays busy"]
 pub(super) struct Claim<'k> {
     node: NonNull<Area>,
@@ -215,7 +215,7 @@ impl Claim<'_> {
     /// The claim of an area.
     ///
     /// # Safety
-    /// 1. No other claim of the area exists, and the area is not freed without this one.
+    /// 1. No other claim of the area exists, and the area is not freed while this claim exists.
     pub(super) unsafe fn new(node: NonNull<Area>) -> Self {
         Self { node, map: PhantomData }
     }
@@ -236,7 +236,7 @@ impl Deref for Claim<'_> {
     }
 }
 
-/// Linked areas that a purge has taken. Having one tells you that they are not freed, and that no
+/// Linked areas that a purge has detached. While this value exists, they are not freed, and no
 /// other thread uses their links.
 pub(super) struct AreaList {
     first: NonNull<Area>,
@@ -249,14 +249,14 @@ impl AreaList {
     /// The list that begins with `first`.
     ///
     /// # Safety
-    /// 1. The areas wait for a purge that the caller does, and that frees them when it no longer
-    ///    has the list.
+    /// 1. The areas wait for a purge by the caller, which frees them only after this list is
+    ///    dropped.
     pub(super) unsafe fn new(first: NonNull<Area>) -> Self {
         Self { first }
     }
 
-    /// The areas' nodes. Each is passed before the iterator returns it, so its link may change
-    /// then.
+    /// The areas' nodes. The iterator advances past each node before it returns it, so the node's
+    /// link may change then.
     pub(super) fn nodes(&self) -> impl Iterator<Item = NonNull<Area>> + '_ {
         let mut next = Some(self.first);
         core::iter::from_fn(move || {
@@ -273,7 +273,7 @@ impl AreaList {
         self.nodes().for_each(|node| f(unsafe { node.as_ref() }));
     }
 
-    /// From the lowest to the highest address.
+    /// The range from the lowest to the highest address.
     pub(super) fn range(&self) -> VirtRange {
         let (mut low, mut high) = (u64::MAX, 0);
         self.for_each(|area| {
@@ -290,7 +290,7 @@ impl AreaList {
         let last = unsafe { last.as_ref() };
         let rest = last.next()?;
         last.set_next(None);
-        // SAFETY: 1. the list's areas, divided between both.
+        // SAFETY: 1. these areas were in this list, which no longer contains them.
         Some(unsafe { Self::new(rest) })
     }
 }

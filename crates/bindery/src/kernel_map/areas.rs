@@ -1,7 +1,7 @@
-//! All areas of a map: reserved, claimed, found, and put on the list for the next purge.
+//! All areas of a map: reserves, claims and finds them, and lists them for the next purge.
 //!
-//! One index has all areas by address. It finds the lowest gap that fits, or the area of an
-//! address, in logarithmic time. The lock of the freed list is the index's writer lock; a caller
+//! One index holds all areas by address. It finds the lowest gap that fits, or the area of an
+//! address, in logarithmic time. The freed list's lock is also the index's writer lock; a caller
 //! holds it for one search.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -25,22 +25,22 @@ use super::{KernelMapError, Purging};
 /// The areas of a map.
 pub(super) struct Areas<'m, P: Platform> {
     memory: &'m Memory<P>,
-    /// The addresses to hand out.
+    /// The addresses available for areas.
     pub(super) arena: VirtRange,
-    /// All areas; its writer lock is that of `freed`.
+    /// All areas; writers hold the lock of `freed`.
     index: Index<Area>,
     freed: Mutex<P::SpinLock, FreedList>,
-    /// Changes when a claim ends for which a thread waits; that thread parks on it.
+    /// Changes when a claim ends that another thread waits for; the waiting thread parks on it.
     claims_ended: AtomicU32,
 }
 
 /// The areas that wait for a purge.
 struct FreedList {
-    /// The last freed; it links to the one before.
+    /// The area freed last; it links to the one freed before it.
     first: Option<NonNull<Area>>,
-    /// The pages of their ranges.
+    /// The number of pages in the listed areas' ranges.
     pages: u64,
-    /// Areas that the current purge has still to process.
+    /// Areas that the current purge has yet to process.
     detached: Option<AreaList>,
     /// The range from the lowest to the highest address of `detached`; `None` once no TLB holds any
     /// of them.
@@ -63,19 +63,19 @@ unsafe impl Send for FreedList {}
 pub(super) struct Purged {
     /// All their addresses.
     pub(super) own: VirtRange,
-    /// Their addresses and the free ones around them, up to the nearest areas that stay.
+    /// Their addresses and the free ones around them, up to the nearest areas that remain.
     pub(super) free: VirtRange,
 }
 
 /// The areas that one round of a purge takes from the freed list.
 pub(super) struct Round {
     pub(super) areas: AreaList,
-    /// The addresses of all rounds, in the first of them.
+    /// The addresses of all rounds; only the first round has them.
     pub(super) freeable: Option<VirtRange>,
 }
 
-/// The number of areas that are purged together, limited by the time under a spin lock. A table
-/// shared by areas of several rounds is detached with the last of them.
+/// The maximum number of areas in one round of a purge, limited by the time under a spin lock. A
+/// table shared by areas of several rounds is detached in the last of these rounds.
 const ROUND: usize = 128;
 /// The number of areas that are removed from the index under one hold of the lock.
 const CHUNK: usize = 32;
@@ -96,9 +96,8 @@ impl<'m, P: Platform> Areas<'m, P> {
     /// The area of a node of the index.
     ///
     /// # Safety
-    /// 1. The area is not freed as long as the result is used. A purge takes areas out of the index
-    ///    under the lock of the freed list, and frees them when the read sections of that time have
-    ///    ended.
+    /// 1. The area is not freed while the result is used. A purge removes areas from the index
+    ///    under the freed list's lock and frees them a grace period later.
     #[inline]
     unsafe fn area(&self, node: NonNull<Area>) -> &Area {
         // SAFETY: the caller's obligation 1.
@@ -116,27 +115,28 @@ impl<'m, P: Platform> Areas<'m, P> {
         Some(unsafe { self.area(node) }).filter(|area| at.0 < area.end())
     }
 
-    /// Calls `f` with the first area that ends after `from`, with the lock of the freed list held.
+    /// Calls `f`, under the freed list's lock, with the first area that ends after `from`.
     pub(super) fn with_first_after<R>(&self, from: u64, f: impl FnOnce(&Area) -> R) -> Option<R> {
         let _writer = self.freed.lock();
         // SAFETY: 1. the lock is held.
         self.index.first_ending_after(from).map(|node| f(unsafe { self.area(node) }))
     }
 
-    /// Inserts the area at the lowest gap that satisfies `placement`. Returns whether there is one.
+    /// Inserts the area at the lowest gap that satisfies `placement`. Returns whether such a gap
+    /// exists.
     ///
     /// # Safety
-    /// 1. The area came from the slab, is in no index, and if inserted, only a purge frees it.
+    /// 1. The area came from the slab and is in no index; once inserted, only a purge frees it.
     pub(super) unsafe fn insert(&self, node: NonNull<Area>, placement: &Placement) -> bool {
         let shape = placement.gap();
         let (low, high) = (self.arena.start().0, self.arena.end().0);
         let mut freed = self.freed.lock();
-        // A gap that was too small or unaligned for the last request is so for an equal or larger
-        // one. (Mostly, areas of one kind are made in a row.)
+        // A gap that was too small or unaligned for the last request is equally useless for an
+        // equal or larger one. (Most consecutive requests are for areas of one kind.)
         let after = freed.last_found.as_ref().and_then(|found| {
             let after = || {
-                // SAFETY: 1. `remove` clears it before it takes an area out of the index, under
-                // the lock that is held.
+                // SAFETY: 1. `remove` clears `last_found` before it removes an area from the index,
+                // under the lock held here.
                 let area = unsafe { self.area(found.area) };
                 self.index.find_gap_after(area, shape, high)
             };
@@ -234,7 +234,8 @@ impl<'m, P: Platform> Areas<'m, P> {
         self.memory.platform().unpark(&self.claims_ended);
     }
 
-    /// Extends a claimed area to `pages` pages and a guard page, if those after it are free.
+    /// Extends a claimed area to `pages` pages and a guard page, if the addresses after it are
+    /// free.
     pub(super) fn extend(&self, area: &Claim<'_>, pages: u64) -> bool {
         let _writer = self.freed.lock();
         let Some(end) = area.start().checked_add((pages + 1) * PAGE_SIZE) else { return false };
@@ -252,12 +253,13 @@ impl<'m, P: Platform> Areas<'m, P> {
     }
 
     /// Removes the addresses from `end` on from a claimed area, which has nothing mapped there.
-    /// `rest` receives them and waits for the next purge.
+    /// `rest` takes over these addresses and waits for the next purge.
     ///
     /// # Safety
-    /// 1. `rest` is an area outside the index, fresh from the slab of areas, and not used again.
+    /// 1. `rest` is an area fresh from the slab of areas and outside the index, and the caller does
+    ///    not use it again.
     pub(super) unsafe fn put_off_rest(&self, area: &Claim<'_>, end: u64, rest: NonNull<Area>) {
-        // SAFETY: 1. a purge frees it, which needs the lock below.
+        // SAFETY: 1. only a purge frees it, which needs the lock below.
         let tail = unsafe { self.area(rest) };
         let mut freed = self.freed.lock();
         tail.set_bounds(end, area.end());
@@ -270,8 +272,8 @@ impl<'m, P: Platform> Areas<'m, P> {
         freed.first = Some(rest);
     }
 
-    /// Puts a claimed area, whose entries are empty now, on the list for the next purge. Returns
-    /// the number of pages that wait for it.
+    /// Adds a claimed area, whose entries are empty now, to the list for the next purge. Returns
+    /// the number of pages that wait for that purge.
     pub(super) fn put_off(&self, area: Claim<'_>) -> u64 {
         let mut freed = self.freed.lock();
         if area.end_claim(State::Freed) {
@@ -283,8 +285,8 @@ impl<'m, P: Platform> Areas<'m, P> {
         freed.pages
     }
 
-    /// Leaves all areas to the next purge, and shows each to `clear` before. Returns whether an
-    /// area is left.
+    /// Lists all areas for the next purge and calls `clear` with each first. Returns whether any
+    /// area exists.
     ///
     /// # Safety
     /// 1. No other thread uses the map until the call has returned.
@@ -295,7 +297,7 @@ impl<'m, P: Platform> Areas<'m, P> {
             // SAFETY: 1. the caller's obligation 1: no purge runs.
             let area = unsafe { self.area(node) };
             at = self.index.next(area);
-            // The others wait for a purge already; a second `put_off` would list them twice.
+            // The other areas are already listed; a second `put_off` would list them twice.
             if matches!(area.state(), State::Live | State::Busy) {
                 clear(area);
                 // SAFETY: 1. the caller's obligation 1.
@@ -313,7 +315,7 @@ impl<P: Platform> Areas<'_, P> {
         self.freed.lock().pages
     }
 
-    /// Takes all freed areas for the purge that begins. Returns whether there are any. Called only
+    /// Transfers all freed areas to the purge that begins. Returns whether any exist. Called only
     /// by the running purge.
     pub(super) fn begin_purge(&self, _purging: &Purging) -> bool {
         let first = {
@@ -322,7 +324,7 @@ impl<P: Platform> Areas<'_, P> {
             freed.first.take()
         };
         let Some(first) = first else { return false };
-        // SAFETY: 1. this purge has taken the list, and frees its areas.
+        // SAFETY: 1. this purge has detached the list and frees its areas.
         let areas = unsafe { AreaList::new(first) };
         let freeable = areas.range();
         let mut freed = self.freed.lock();
@@ -331,8 +333,8 @@ impl<P: Platform> Areas<'_, P> {
         true
     }
 
-    /// Takes the areas of the purge's next round and marks them. Calls `detach` for each group of
-    /// adjacent ones, with the lock held: no area is reserved around them.
+    /// Detaches the areas of the purge's next round and marks them. Calls `detach` for each group
+    /// of adjacent areas under the lock, so no area is reserved around them.
     pub(super) fn take_round(&self, mut detach: impl FnMut(Purged)) -> Option<Round> {
         let mut freed = self.freed.lock();
         let mut areas = freed.detached.take()?;
@@ -348,7 +350,7 @@ impl<P: Platform> Areas<'_, P> {
         Some(Round { areas, freeable })
     }
 
-    /// Finds the adjacent areas around `area` that are being purged, and marks them surveyed.
+    /// Finds the adjacent areas around `area` that are being purged and marks them surveyed.
     ///
     /// # Safety
     /// 1. The caller holds the lock of the freed list.
@@ -376,7 +378,7 @@ impl<P: Platform> Areas<'_, P> {
         Purged { own, free: VirtRange::raw(low, high) }
     }
 
-    /// Frees the addresses of purged areas, which the TLBs hold no longer.
+    /// Frees the addresses of purged areas. TLBs no longer hold these addresses.
     ///
     /// # Safety
     /// 1. The areas are of this map and in the index.
@@ -418,7 +420,7 @@ impl<P: Platform> Areas<'_, P> {
     /// The areas, in rising order.
     ///
     /// # Safety
-    /// 1. No other call of the map runs as long as the iterator and its items are used.
+    /// 1. No other call of the map runs while the iterator or an item is in use.
     pub(super) unsafe fn iter(&self) -> impl Iterator<Item = &Area> {
         // SAFETY: 1. the caller's obligation 1.
         self.index.iter().map(|node| unsafe { self.area(node) })
@@ -427,7 +429,7 @@ impl<P: Platform> Areas<'_, P> {
     /// The live area that contains `at`.
     ///
     /// # Safety
-    /// 1. No other call of the map runs as long as the result is used.
+    /// 1. No other call of the map runs while the result is in use.
     pub(super) unsafe fn owner_of(&self, at: VirtAddr) -> Option<&Area> {
         let node = self.index.find_at_or_before(at.0)?;
         // SAFETY: 1. the caller's obligation 1.

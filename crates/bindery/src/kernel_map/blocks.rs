@@ -4,8 +4,8 @@
 //! area.blocks -> head 0x400 (order 9) -> head 0x37 (order 0) -> head 0x80 (order 4) -> none
 //! ```
 //!
-//! The list is in address order. So the frames are freed without reading the tables, and neighbors
-//! in memory are freed as one.
+//! The list is in address order, so the frames are freed without reading the tables, and adjacent
+//! blocks are freed as one.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -17,7 +17,7 @@ use crate::frame::meta::link;
 use crate::frame::meta::{MetaKind, NONE, state_of};
 use crate::platform::Platform;
 
-/// A list of blocks. Only the caller that has claimed the area, or the purge, uses it.
+/// A list of blocks. Only the caller that has claimed the area, or the purge, uses the list.
 pub(super) struct Blocks {
     first: AtomicU32,
     last: AtomicU32,
@@ -65,7 +65,7 @@ impl Blocks {
     }
 
     /// Cuts the list after `pages` pages and returns the rest. A block across the cut is split into
-    /// several; the front ones stay.
+    /// several; those before the cut remain in this list.
     pub(super) fn cut<P: Platform>(&self, memory: &Memory<P>, pages: u64) -> Self {
         let after = Self::new();
         let mut left = pages;
@@ -110,7 +110,7 @@ impl Blocks {
             list.push(memory, block.plus(at), order);
             at += order.pages();
         }
-        // The block's successor now follows its rest.
+        // The block's former successor now follows the block's remainder.
         match link(rest.last.load(Relaxed)) {
             Some(last) => memory.frames.meta(last).next.store(next, Relaxed),
             None => rest.first.store(next, Relaxed),
@@ -124,7 +124,7 @@ impl Blocks {
     /// Frees all frames.
     ///
     /// # Safety
-    /// 1. They have no user: no TLB knows them any more.
+    /// 1. The frames have no user, and no TLB holds them.
     pub(super) unsafe fn free<P: Platform>(&self, memory: &Memory<P>) {
         let mut batch = memory.free_batch();
         let mut next = link(self.first.swap(NONE, Relaxed));
@@ -135,8 +135,8 @@ impl Blocks {
             let order = meta.order();
             // The block merges with its neighbors; a head inside the merged block would be wrong.
             meta.state.store(state_of(MetaKind::Tail, Order::PAGE), Relaxed);
-            // SAFETY: 1. tails, but for the head, which is one since just now. 2. the list had the
-            // block for itself, and has lost it above; its users are gone (obligation 1).
+            // SAFETY: 1. all frames are tails except the head, which became one just now. 2. the
+            // list owned the block and no longer contains it; it has no users (obligation 1).
             unsafe { batch.push(head, order.pages()) };
         }
     }

@@ -12,14 +12,14 @@ use super::request::Pieces;
 use super::walk::{Walk, WalkError};
 use super::{KernelMap, KernelMapError};
 
-/// The attributes of leaves, and their largest size.
+/// The attributes of leaves, and the largest leaf size.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaves<A: Arch> {
     permissions: Permissions,
     memory: u64,
-    /// The highest level that they may have.
+    /// The highest level of a leaf.
     largest: Level<A>,
-    /// The highest level at which they may form contiguous runs.
+    /// The highest level at which leaves may form contiguous runs.
     largest_contig: Level<A>,
 }
 
@@ -72,7 +72,7 @@ impl<A: Arch> Leaves<A> {
         Entry(entry.0 | self.memory)
     }
 
-    /// Pages of the largest piece that fits into `pages`.
+    /// The number of pages in the largest piece that fits into `pages`.
     pub(super) fn largest_piece(&self, pages: u64) -> u64 {
         self.piece_sizes().find(|piece| *piece <= pages).unwrap_or(1)
     }
@@ -89,7 +89,7 @@ impl<A: Arch> Leaves<A> {
     }
 }
 
-/// Entries of one table, and the first of the consecutive frames to map there.
+/// Entries of one table, and the first of the consecutive frames to map with them.
 pub(super) struct LeafRun<'k, A: Arch> {
     pub(super) table: Table<'k>,
     pub(super) level: Level<A>,
@@ -99,11 +99,11 @@ pub(super) struct LeafRun<'k, A: Arch> {
 }
 
 impl<'k, P: Platform> Walk<'k, '_, P> {
-    /// Adds to the count of a level 1 table before its entries `words` are filled. Fails, and adds
-    /// nothing, if one of them is in use.
+    /// Adds entries `words` to the count of a level 1 table before they are filled. Fails without
+    /// changing the count if any entry is in use.
     ///
-    /// A table with a count of zero need not be read: a call empties entries before it takes them
-    /// off the count.
+    /// A table with a count of zero need not be read, because entries are emptied before they are
+    /// subtracted from the count.
     #[inline]
     fn count_in(&mut self, table: Table<'_>, words: &[AtomicU64]) -> bool {
         let meta = self.map.memory.frames.table(table.frame());
@@ -256,8 +256,8 @@ fn store_contig<A: Arch>(words: &[AtomicU64], index: EntryIndex, leaf: u64, step
     store_run(words, entry(0), entry(1).wrapping_sub(entry(0)));
 }
 
-/// Device memory must not be executable: a speculative fetch would be an access with side effects
-/// (the Arm ARM forbids it).
+/// Device memory must not be executable, because a speculative fetch would be an access with side
+/// effects (the Arm ARM forbids such a mapping).
 pub(super) fn check_executable(
     permissions: Permissions,
     memory: MemoryType,

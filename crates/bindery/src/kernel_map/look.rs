@@ -25,8 +25,8 @@ fn find<P: Platform>(
 }
 
 impl<P: Platform> KernelMap<'_, P> {
-    /// The physical address of `at`, if it is mapped (Linux: `vmalloc_to_page`, `vmalloc_to_pfn`,
-    /// and the same for all other areas).
+    /// The physical address of `at`, if it is mapped (Linux: `vmalloc_to_page`, `vmalloc_to_pfn`;
+    /// unlike them, for areas of every kind).
     ///
     /// Context: any. Complexity: constant.
     pub fn physical(&self, at: VirtAddr) -> Option<PhysAddr> {
@@ -45,8 +45,8 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// Explains a kernel address, for messages about faults and for debuggers.
     ///
-    /// Takes no lock, so it may be called anywhere. It may miss areas that are made or freed during
-    /// the call.
+    /// Takes no lock, so any context may call this function. Areas that are made or freed during
+    /// the call may be missed.
     ///
     /// Context: any. Complexity: logarithmic in the areas.
     pub fn explain(&self, at: VirtAddr) -> KernelAddress {
@@ -74,13 +74,14 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Handles a fault of the kernel at `at`, for an access that needs `needed`: waits while the
     /// address is paused, and returns whether to retry.
     ///
-    /// Call it only for faults that the tables explain: not mapped, or no permission. (For an
-    /// alignment fault or an external abort of AArch64 the answer would be "retry" forever.)
+    /// Call it only for faults that the tables explain: a missing mapping or a missing permission.
+    /// (For an alignment fault or an external abort of AArch64 the answer would be "retry"
+    /// forever.)
     ///
     /// Takes no lock and waits only by [`Platform::relax`], so it may be called with interrupts
-    /// off. (Another CPU has paused the address, and keeps running.)
+    /// off. (The CPU that has paused the address continues to run.)
     ///
-    /// Context: any. Waits for another CPU that has paused the entry: one table and one
+    /// Context: any. Waits for the CPU that has paused the entry, for the time of one table and one
     /// invalidation.
     pub fn resolve(&self, at: VirtAddr, needed: Permissions) -> Resolution {
         if !self.areas.arena.contains(at) {
@@ -115,8 +116,8 @@ impl<P: Platform> KernelMap<'_, P> {
 
     /// Calls `f` for all areas in use, in rising order (Linux: `/proc/vmallocinfo`).
     ///
-    /// `f` is called without a lock, so it may do anything. The listing may miss areas that are
-    /// made or freed during the call.
+    /// `f` is called without a lock, so it may call any function. The listing may miss areas that
+    /// are made or freed during the call.
     ///
     /// Context: spins. Complexity: linear in the areas, times their logarithm.
     pub fn for_each_area(&self, mut f: impl FnMut(KernelArea)) {
@@ -125,7 +126,8 @@ impl<P: Platform> KernelMap<'_, P> {
             let describe = |area: &Area| (area.describe(), area.state(), area.end());
             let found = self.areas.with_first_after(from, describe);
             let Some((area, state, end)) = found else { break };
-            // An area that begins before `from` is new: it was made where the last one was freed.
+            // An area that begins before `from` is new: it was created in place of the last
+            // reported area, which was freed.
             let is_new = area.range.start().0 < from;
             if !is_new && matches!(state, State::Live | State::Busy) {
                 f(area);
@@ -137,7 +139,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Calls `f` for all mapped pieces in `range`, in rising order; neighbors that agree are joined
     /// (Linux: `/sys/kernel/debug/kernel_page_tables`).
     ///
-    /// Walks the tables with no lock, while other CPUs change them. Pieces that are mapped or
+    /// Walks the tables without a lock, while other CPUs change them. Pieces that are mapped or
     /// unmapped during the call may be reported in full, in part, or not at all.
     ///
     /// Context: any. Complexity: linear in the entries read.
@@ -167,11 +169,11 @@ impl<P: Platform> KernelMap<'_, P> {
 }
 
 /// Invalidates this CPU's TLB entry for `at`, which may be a cached invalid entry or have fewer
-/// permissions. The CPU that changed the entry invalidates it on all CPUs. But it may not have
-/// begun that, or may be waiting for this very CPU, whose fault handler runs with interrupts off:
+/// permissions. The CPU that changed the entry invalidates it on all CPUs. But that invalidation
+/// may not have begun, or may wait for this very CPU, whose fault handler runs with interrupts off:
 /// 1. CPU A pauses an entry; CPU B uses the address, and its MMU caches the invalid entry.
-/// 2. CPU A makes the entry again, and tells B to drop the old one.
-/// 3. CPU B finds a good entry, retries, and faults by the cached one, forever.
+/// 2. CPU A writes the new entry and requests that B invalidate the old one.
+/// 3. CPU B finds a valid entry, retries, and faults on the cached invalid entry, forever.
 fn flush_local<P: Platform>(map: &KernelMap<'_, P>, at: VirtAddr) {
     let start = at.align_down(PAGE_SIZE).0;
     let range = VirtRange::raw(start, start + PAGE_SIZE);
@@ -198,7 +200,7 @@ fn next_piece<P: Platform>(
         let next = at.align_down(span).checked_add(span);
         entry = protocol::whole::<P::Arch>(entry);
         match level.kind(entry) {
-            // The leaf has been cut: descend into its table.
+            // The leaf has been cut, so the next call descends into its table.
             Kind::Table => return (Some(at), joined),
             Kind::Leaf => {
                 let until = next.map_or(end.0, |next| next.0.min(end.0));

@@ -9,8 +9,8 @@
 //! # The protocol
 //!
 //! **An address has one owner.** A range of addresses belongs to one *area* from its reservation
-//! until a purge has made it free again. Only the area's owner writes the entries of its addresses,
-//! so leaves need no lock. An area is in one of five states:
+//! until a purge frees it. Only the area's owner writes the entries of its addresses, so leaves
+//! need no lock. An area is in one of five states:
 //!
 //! | state | owner | entries |
 //! |---|---|---|
@@ -21,44 +21,45 @@
 //! | surveyed | the purge, which has seen what is mapped around the area | empty |
 //!
 //! **Tables are installed by compare-exchange, and only the purge detaches them.** Two areas may
-//! share a table. A caller that finds a table missing makes one and offers it. If two callers offer
-//! one, one wins, and the other frees its table. A table is detached when all addresses under it
-//! are free. The purge decides that under the lock of the areas, which keeps areas from being
-//! reserved there. So the owner of an address never loses the tables above it, and walks to them
-//! without a lock. A caller that makes a table waits for the flush of the detached ones (2 below).
-//! Otherwise:
+//! share a table. A caller that finds a table missing builds one and offers it. If two callers
+//! offer a table for the same entry, one wins, and the loser frees its table. A table is detached
+//! when all addresses under it are free. The purge checks this under the areas' lock, which
+//! prevents areas from being reserved there. So the tables above an owned address are never
+//! detached, and the owner walks them without a lock. A caller that builds a table waits until the
+//! detached tables are flushed (step 2 below). Otherwise:
 //! 1. A purge detaches table T, which had one area; the other addresses of T were free before.
 //! 2. Another area is reserved there, and its owner installs a table in T's place.
-//! 3. A CPU that remembers T uses the new area, walks from T, and finds nothing.
+//! 3. A CPU whose TLB holds T uses the new area, walks from T, and finds nothing.
 //!
 //! **Walkers without a claim** ([`KernelMap::physical`], [`KernelMap::for_each_piece`]) walk in
-//! read sections. A purge keeps this order, for them and for the hardware's walkers:
+//! read sections. For these walkers and those of the hardware, a purge runs in this order:
 //! 1. It detaches the tables that cover no area.
-//! 2. It invalidates, once for all areas: from here on no TLB holds the frames or tables.
-//! 3. It frees the addresses: from here on something else may be mapped there, a huge leaf where
-//!    the table was.
+//! 2. It invalidates the TLBs once for all areas: from here on no TLB holds the frames or tables.
+//! 3. It frees the addresses: from here on a new mapping may replace them, perhaps a huge leaf in
+//!    place of the table.
 //! 4. It frees the frames.
-//! 5. Tables and areas are freed when the read sections of that time have ended. The purge does not
-//!    wait for that ([`crate::deferred`]).
+//! 5. It frees tables and areas after a grace period, without waiting for that
+//!    ([`crate::deferred`]).
 //!
-//! With 3 or 4 before 2, a CPU could use the old area through its TLB. If the tables were freed
-//! with the frames, this could happen:
-//! 1. A dump reads the entry that names table T, and is about to read T.
+//! If step 3 or 4 came before step 2, a CPU could use the old area through its TLB. If the tables
+//! were freed with the frames, this could happen:
+//! 1. A dump reads the entry that points to table T and is about to read T.
 //! 2. The purge detaches T and frees its frame; a huge leaf replaces T's entry.
-//! 3. The frame's next owner writes data into it; the dump takes the data for entries.
+//! 3. The frame's next owner writes data into it; the dump interprets the data as entries.
 //!
-//! **Live leaves are never folded.** Contiguous runs are written whole, into empty entries.
+//! **Live leaves are never folded.** A contiguous run is written as a whole, into empty entries.
 //!
 //! **A cut pauses.** To change the protection of a part of a huge leaf or of a contiguous run, the
-//! larger piece must be replaced by smaller ones, and architectures require break-before-make. Its
-//! valid bits are cleared, every TLB is invalidated, and then the new entries are written. A CPU
-//! that uses the address in between faults. Its handler calls [`KernelMap::resolve`], which waits
-//! for the end of the pause. The paused entry keeps all its other bits, so software walkers never
-//! see a hole. (A processor that speculates beyond the valid bit still finds the frame, which the
-//! kernel could access a moment before.) An owner that cannot take a fault (for a stack, on which
-//! the fault itself would be handled) maps with [`Pauses::Never`], and changes that would need a
-//! pause are refused. A pause is short: one table of entries and one invalidation, with interrupts
-//! off if [`Platform::SpinLock`] disables them.
+//! larger piece must be replaced by smaller ones, and architectures require break-before-make. The
+//! valid bits of the larger piece are cleared, every TLB is invalidated, and then the new entries
+//! are written. A CPU that uses the address in between faults. Its handler calls
+//! [`KernelMap::resolve`], which waits for the end of the pause. The paused entry keeps all its
+//! other bits, so software walkers never see a hole. (A processor that speculates beyond the valid
+//! bit still finds the frame, which the kernel could access a moment before.) An owner whose
+//! accesses must not fault (for example to a stack on which the fault itself would be handled) maps
+//! with [`Pauses::Never`], and changes that would need a pause are refused. A pause is short: one
+//! table of entries and one invalidation, with interrupts off if [`Platform::SpinLock`] disables
+//! them.
 //!
 //! | file | idea |
 //! |---|---|
@@ -122,11 +123,11 @@ pub use request::{
 
 /// The kernel's half of the addresses, and its mappings: `vmalloc`, `vmap`, `ioremap`.
 ///
-/// All functions take `&self` and may be called on all CPUs at the same time. Functions that change
-/// mappings may sleep. [`KernelMap::resolve`] and functions that only read
-/// ([`KernelMap::physical`]) may be called in interrupt handlers.
+/// All functions take `&self` and may be called concurrently on all CPUs. Functions that change
+/// mappings may sleep. Functions that only read ([`KernelMap::physical`]) and
+/// [`KernelMap::resolve`] may be called in interrupt handlers.
 ///
-/// The caller may use an address, as its permissions allow, from the call that returned it until
+/// The caller may access an address, within its permissions, from the call that returned it until
 /// the call that frees it. The core itself never touches mapped memory. Every area has an unmapped
 /// guard page after it.
 ///
@@ -162,8 +163,8 @@ pub struct KernelMap<'m, P: Platform> {
     largest_contig: Level<P::Arch>,
     purging: Mutex<P::Mutex, Purging>,
     pausing: Mutex<P::SpinLock, Pausing>,
-    /// Nonzero while a TLB may hold a table that a purge has detached. A thread that makes tables
-    /// parks on it.
+    /// Nonzero while a TLB may hold a table that a purge has detached. A thread that builds a table
+    /// parks on this word.
     unflushed: AtomicU32,
     /// The number of freed pages above which a purge is due.
     limit: AtomicU64,
@@ -173,7 +174,8 @@ pub struct KernelMap<'m, P: Platform> {
 /// The right to purge; one caller at a time holds it.
 struct Purging(());
 
-/// The right to pause entries; one caller at a time holds it, so a fault waits for at most one CPU.
+/// The right to pause entries; only one caller at a time holds it, so a fault waits for at most one
+/// CPU.
 struct Pausing(());
 
 /// The owner of the root table.
@@ -191,7 +193,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// A kernel map with a root table of its own ([`KernelMap::root`]), for machines where kernel
     /// and user space have separate roots (AArch64: `TTBR1_EL1`), and for tests.
     ///
-    /// `arena` is the range of addresses to hand out, in whole pages.
+    /// `arena` is the range of addresses to allocate from, in whole pages.
     ///
     /// Context: may sleep.
     ///
@@ -202,8 +204,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     }
 
     /// Like [`KernelMap::new`], with a given reach. With [`Reach::Page`], the baseline of
-    /// benchmarks, every page has a frame and an entry of its own, which are checked, made and
-    /// stored one by one.
+    /// benchmarks, every page has its own frame and entry, which are checked, built and stored one
+    /// by one.
     ///
     /// # Errors
     /// As [`KernelMap::new`].
@@ -231,10 +233,10 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         })
     }
 
-    /// A kernel map under an existing root table: the one whose upper half all address spaces share
-    /// ([`Platform::kernel_root`]), often made by boot code. The root's entries for `arena` are
-    /// empty and become the map's. The map fills them now and never changes them again, so roots
-    /// that are copied from now on share everything.
+    /// A kernel map under an existing root table: the table whose upper half all address spaces
+    /// share ([`Platform::kernel_root`]), often built by boot code. The root's entries for `arena`
+    /// are empty and become the map's. The map fills them in this call and never changes them
+    /// again, so roots that are copied later share all its mappings.
     ///
     /// Context: may sleep.
     ///
@@ -245,8 +247,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     /// 1. `root` is a table of [`Platform::Arch`]'s highest level, in the format of the
     ///    architecture, which [`Platform::direct_map`] shows for as long as the map lives.
     /// 2. No other code changes its entries for `arena`, or copied them before.
-    /// 3. The map is dropped only when no root that was copied from this one is left: their entries
-    ///    would name freed tables. (Most kernels never drop it.)
+    /// 3. The map is dropped only when no copy of this root exists: its entries would point to
+    ///    freed tables. (Most kernels never drop it.)
     pub unsafe fn with_root(
         memory: &'m Memory<P>,
         root: Frame,
@@ -271,7 +273,7 @@ impl<'m, P: Platform> KernelMap<'m, P> {
             ownership,
             areas: Areas::new(memory, arena),
             reach,
-            // Never in the root, which is copied.
+            // Huge leaves are never in the root, which is copied.
             largest_leaf: P::Arch::LARGEST_LEAF.min(P::Arch::ROOT.below()),
             largest_contig: P::Arch::LARGEST_CONTIG_LEVEL,
             purging: Mutex::new(Purging(())),
@@ -289,14 +291,14 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         'm: 's,
     {
         let memory: &'s Memory<P> = self.memory;
-        // SAFETY: 1. and 2. having a `Table` means both.
+        // SAFETY: 1. and 2. a `Table` guarantees both.
         unsafe { memory.table_entries(table.frame()) }
     }
 
     /// The entries of the root.
     pub(crate) fn root_entries(&self) -> &[AtomicU64] {
-        // SAFETY: 1. `KernelMap::new` made it, or obligation 1 of `KernelMap::with_root`; 2. it is
-        // freed when the map is dropped, or is the embedder's and stays as long.
+        // SAFETY: 1. `KernelMap::new` made the root, or obligation 1 of `KernelMap::with_root`; 2.
+        // the root is freed when the map is dropped, or is the embedder's and outlives the map.
         unsafe { self.memory.table_entries(self.root) }
     }
 
@@ -334,8 +336,9 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         let under_one_root = start.0.checked_shr(top) == last.0.checked_shr(top);
         let whole_pages = start.is_aligned(PAGE_SIZE) && arena.end().is_aligned(PAGE_SIZE);
         let useful = under_one_root && whole_pages && arena.len() >= 2 * PAGE_SIZE;
-        // The bits above the table's must be copies of the highest one if one root has both halves.
-        // They are anything but zero if user space has the lower half of all addresses to itself.
+        // If one root has both halves, the bits above those that the table translates must be
+        // copies of the highest translated bit. If user space has the whole lower half, they are
+        // nonzero.
         let above = start.0.checked_shr(top).unwrap_or(0);
         let ones = u64::MAX.checked_shr(top).unwrap_or(0);
         let upper =
@@ -345,8 +348,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         (useful && (upper || lower)).then(|| index(start)..index(last) + 1)
     }
 
-    /// Empties entries of the root that cover no area, and frees the tables that they point to
-    /// after all TLBs have been invalidated and all readers have left.
+    /// Empties root entries that cover no area. Invalidates all TLBs and frees the tables that the
+    /// entries pointed to after a grace period.
     fn empty_root_entries(&self, arena: VirtRange, indices: Range<EntryIndex>) {
         let entries = self.root_entries();
         let mut counts = Counts::default();
@@ -355,7 +358,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
             let entry = run::load(entries, index);
             if !entry.is_empty() {
                 entries[index.position()].store(0, Ordering::Relaxed);
-                // SAFETY: 1. its only entry was just cleared; 2. the flush follows.
+                // SAFETY: 1. the only entry that points to the table was just cleared; 2. the flush
+                // follows.
                 unsafe { tables.push(&self.memory.frames, P::Arch::frame(entry)) };
             }
         }
@@ -378,15 +382,15 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         self.memory
     }
 
-    /// The addresses that the map hands out.
+    /// The addresses that the map allocates from.
     ///
     /// Context: any.
     pub fn arena(&self) -> VirtRange {
         self.areas.arena
     }
 
-    /// The map without leaves above `level`, for processors that lack them (x86-64 without 1 GiB
-    /// pages: [`Level::PMD`]).
+    /// The map without leaves above `level`, for processors that lack larger leaves (x86-64 without
+    /// 1 GiB pages: [`Level::PMD`]).
     ///
     /// Context: any.
     #[must_use]
@@ -397,7 +401,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         map
     }
 
-    /// The map without contiguous runs, for machines that lack them (RISC-V without Svnapot).
+    /// The map without contiguous runs, for machines that do not support them (RISC-V without
+    /// Svnapot).
     ///
     /// Context: any.
     #[must_use]
@@ -415,8 +420,8 @@ impl<'m, P: Platform> KernelMap<'m, P> {
     }
 
     /// Sets the number of freed pages that may wait for a purge. While another CPU purges, twice
-    /// that number may wait; a CPU that frees more waits until that purge ends. With 0, a purge
-    /// follows every free.
+    /// that number may wait; beyond that, a CPU that frees pages waits until the purge ends. With
+    /// 0, a purge follows every free.
     ///
     /// Context: any.
     pub fn set_purge_limit(&self, pages: u64) {
@@ -434,7 +439,7 @@ impl<P: Platform> fmt::Debug for KernelMap<'_, P> {
 }
 
 impl<P: Platform> Drop for KernelMap<'_, P> {
-    /// Frees all frames, tables and areas. None of the addresses is in use any more.
+    /// Frees all frames, tables and areas. No address of the map is in use.
     fn drop(&mut self) {
         if let Some(indices) = Self::root_indices(self.areas.arena) {
             self.free_everything();
@@ -442,8 +447,8 @@ impl<P: Platform> Drop for KernelMap<'_, P> {
             crate::deferred::free_some(self.memory);
         }
         if self.ownership == Ownership::Own {
-            // SAFETY: 1. the map made it; 2. neither the map's addresses nor its root are in use
-            // any more.
+            // SAFETY: 1. the map made it; 2. neither the map's addresses nor its root are still in
+            // use.
             unsafe { free_table(self.memory, self.root, &mut Counts::default()) };
         }
     }

@@ -1,4 +1,4 @@
-//! Changes the permissions of a part of a mapping, with the cuts that this needs.
+//! Changes the permissions of a part of a mapping and cuts pieces where necessary.
 //!
 //! ```text
 //! before   |              2 MiB               |  2 MiB  |64K|64K|64K|
@@ -9,8 +9,8 @@
 //! The entries of one table are changed together (a *stretch*). Entries that keep their size get
 //! their new permissions by plain stores, and one invalidation follows at the end. If a huge leaf
 //! or a contiguous run is cut, or a contiguous run changes, the entries are paused; see the module
-//! documentation. The table that replaces a huge leaf is built beforehand, with the new
-//! permissions, and may have contiguous runs: no walker reaches it yet.
+//! documentation. The table that replaces a huge leaf is built before the pause, with the new
+//! permissions. It may contain contiguous runs, because no walker can reach it yet.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -31,13 +31,13 @@ use super::protocol::{self, KernelTree, MapTables, Rewrite};
 use super::request::Pauses;
 use super::{KernelMap, KernelMapError};
 
-/// A change of a range: new permissions, or cuts only.
+/// A change of a range: new permissions, or only cuts.
 struct ProtectionChange<'k, 'm, P: Platform> {
     map: &'k KernelMap<'m, P>,
-    /// The tables of a claimed area, which `range` is in.
+    /// The tables of the claimed area that contains `range`.
     tree: MapTables<'k, 'm, P>,
     range: VirtRange,
-    /// `None`: only splits the pieces that cross the range's bounds.
+    /// `None`: only splits the pieces that cross the bounds of the range.
     permissions: Option<Permissions>,
 }
 
@@ -45,12 +45,12 @@ struct ProtectionChange<'k, 'm, P: Platform> {
 struct LeafStretch<'k, A: Arch> {
     table: Table<'k>,
     level: Level<A>,
-    /// The first entry, and the one after the last.
+    /// The first entry, and the exclusive end.
     from: EntryIndex,
     until: EntryIndex,
-    /// The address of the first.
+    /// The address of the first entry.
     base: u64,
-    /// The entries that are entirely in the range of the change.
+    /// The entries that lie entirely in the range of the change.
     inside: Range<EntryIndex>,
     /// The new attributes of leaves inside, without their frames, if permissions change.
     new: Option<Entry>,
@@ -117,8 +117,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// `set_memory_rw`, `set_memory_x`, `set_memory_nx`). When it returns, no CPU has the old
     /// permissions.
     ///
-    /// Pieces that cross the bounds are split, and a split piece is never joined again. During a
-    /// split, accesses to the piece pause ([`KernelMap::resolve`]), if the area's [`Pauses`] allow
+    /// Pieces that cross the bounds are split, and split pieces are never joined again. During a
+    /// split, accesses to the piece pause ([`KernelMap::resolve`]) if the area's [`Pauses`] allow
     /// that.
     ///
     /// Context: may sleep. Complexity: linear in the entries; one invalidation for all entries that
@@ -134,8 +134,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// 1. The area is the caller's.
     /// 2. From the call on, no access to the range violates `permissions`: memory that becomes
     ///    read-only has no mutable reference, and no CPU executes memory that becomes data.
-    /// 3. Memory that becomes executable is code, and memory that becomes writable is not a
-    ///    constant that code relies on.
+    /// 3. Memory that becomes executable is code; memory that becomes writable contains no constant
+    ///    that code relies on.
     pub unsafe fn protect(
         &self,
         range: VirtRange,
@@ -170,7 +170,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 }
 
-/// Splits the piece of a claimed area that crosses `at`, if there is one.
+/// Splits the piece of a claimed area that crosses `at`, if any.
 pub(super) fn cut<P: Platform>(
     map: &KernelMap<'_, P>,
     area: &Claim<'_>,
@@ -236,7 +236,7 @@ impl<'k, P: Platform> ProtectionChange<'k, '_, P> {
     }
 
     /// Walks over all stretches of a range. If the range splits a contiguous run, the stretch
-    /// includes all of the run.
+    /// includes the whole run.
     fn for_each_stretch(
         &self,
         counts: &mut Counts,
@@ -295,7 +295,8 @@ impl<'k, P: Platform> ProtectionChange<'k, '_, P> {
         pauses
     }
 
-    /// The number of tables that the cuts may need: for a leaf of level n, one of each level below.
+    /// The number of tables that the cuts may need: for a leaf of level n, one table of each level
+    /// below n.
     fn tables_for(&self, counts: &mut Counts) -> u64 {
         let mut needed = 0;
         self.for_each_stretch(counts, |stretch, _| {
@@ -314,7 +315,7 @@ struct StretchChange<'a, 'm, P: Platform> {
 }
 
 impl<P: Platform> StretchChange<'_, '_, P> {
-    /// Whether an entry has to be paused.
+    /// Whether an entry must be paused.
     fn needs_pause(&self) -> bool {
         let stretch = self.stretch;
         stretch.from.up_to(stretch.until).any(|index| {
@@ -333,8 +334,8 @@ impl<P: Platform> StretchChange<'_, '_, P> {
     /// Pauses the entries that need it, invalidates every TLB, and writes the new entries.
     fn apply_paused(&self, counts: &mut Counts) {
         let map = self.change.map;
-        // No CPU waits for the lock with interrupts off: a CPU that the invalidation interrupts
-        // must be able to answer.
+        // No CPU waits for this lock with interrupts off, because a CPU must be able to respond to
+        // the invalidation.
         let _pausing = loop {
             if let Some(pausing) = map.pausing.try_lock() {
                 break pausing;
@@ -374,7 +375,7 @@ impl<'a, 'm, P: Platform> Rewrite<MapTables<'a, 'm, P>> for StretchChange<'a, 'm
             return single;
         }
         let cut = self.cuts.iter().flatten().find(|cut| cut.index == index);
-        // Every piece that crosses a bound has its table: otherwise the change would not have
+        // Every piece that crosses a bound has its table; without it, the change would not have
         // begun.
         cut.map_or(old, |cut| cut.entry)
     }
@@ -417,7 +418,7 @@ impl<P: Platform> TableBuilder<'_, '_, P> {
         let (shift, order) = (below.span_shift(), below.order());
         let leaves =
             Leaves::of(P::Arch::attributes(leaf).permissions, P::Arch::memory_type_of(leaf));
-        // SAFETY: 1. the table came from the pool, and no other thread knows it yet.
+        // SAFETY: 1. the table came from the pool, and no other thread has seen it.
         let words = map.entries(unsafe { Table::new(table) });
         let part = |index: EntryIndex, count: u32| {
             let start = base.0 + (u64::from(index) << shift);

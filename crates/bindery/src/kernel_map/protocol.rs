@@ -1,5 +1,5 @@
-//! The protocol of the tables, without areas, so that a model checker runs the very same code
-//! (`loom_model`). The module documentation ([`super`]) explains the rules.
+//! The protocol of the tables, without areas, so that a model checker (`loom_model`) runs the same
+//! code. The module documentation ([`super`]) explains the rules.
 //!
 //! ```text
 //! a table   made - offered -----> installed - detached - flushed - addresses free - freed
@@ -26,45 +26,46 @@ use super::walk::WalkError;
 /// The tree of tables that the protocol works on.
 pub(super) trait KernelTree {
     type Arch: Arch;
-    /// A table that was found, and is not freed while it is used.
+    /// A table that was found. It is not freed while it is used.
     type Table: Copy + Into<Frame>;
     /// The table of the highest level.
     fn top(&self) -> Self::Table;
     /// The table in a frame.
     ///
     /// # Safety
-    /// 1. An entry of a table that was found here was read, and refers to the frame as a table's.
+    /// 1. The caller has read an entry that refers to the frame as a table, in a table that was
+    ///    found here.
     unsafe fn below(&self, frame: Frame) -> Self::Table;
     /// Reads an entry.
     fn load(&self, table: Self::Table, index: EntryIndex, order: Ordering) -> Entry;
     /// Writes an entry that the caller owns.
     fn store(&self, table: Self::Table, index: EntryIndex, entry: Entry, order: Ordering);
-    /// Writes an entry if it is empty, with acquire and release. Otherwise returns the present
+    /// Writes an entry if it is empty, with acquire and release. Otherwise returns the current
     /// entry, read with acquire.
     fn offer(&self, table: Self::Table, index: EntryIndex, entry: Entry) -> Result<(), Entry>;
-    /// An empty table that no other CPU knows.
+    /// An empty table that no other CPU has seen.
     fn make_table(&self, level: Level<Self::Arch>, counts: &mut Counts) -> Option<Self::Table>;
     /// Frees a table that no other CPU has seen.
     fn drop_table(&self, table: Self::Table, counts: &mut Counts);
-    /// Whether a TLB may hold a table that is detached.
+    /// Whether a TLB may hold a detached table.
     fn is_unflushed(&self, order: Ordering) -> bool;
-    /// Records whether a TLB may hold one.
+    /// Records whether a TLB may hold a detached table.
     fn set_unflushed(&self, unflushed: bool, order: Ordering);
-    /// Waits until [`KernelTree::set_unflushed`] is called; may return earlier.
+    /// Waits until [`KernelTree::set_unflushed`] is called. May return spuriously.
     fn park_while_unflushed(&self);
 }
 
 /// The result of a walk without a claim.
 pub(super) struct FoundEntry<A: Arch> {
-    /// Empty or a leaf; for a paused leaf, with its valid bit.
+    /// Empty or a leaf. A paused leaf is returned with its valid bit set.
     pub(super) entry: Entry,
     pub(super) level: Level<A>,
     pub(super) index: EntryIndex,
     pub(super) paused: bool,
 }
 
-/// The table below the entry for `at` in the table of `node`; if the entry is empty, makes one.
-/// Called by the owner of an address under the entry.
+/// The table below the entry for `at` in the table of `node`. Creates the table if the entry is
+/// empty. The caller owns an address under the entry.
 #[inline]
 pub(super) fn child<T: KernelTree>(
     tree: &T,
@@ -73,7 +74,7 @@ pub(super) fn child<T: KernelTree>(
     counts: &mut Counts,
 ) -> Result<T::Table, WalkError> {
     let Node { table, level } = node;
-    // Acquire: we see the table as empty, or as others have filled it since.
+    // Acquire: this CPU sees the table as empty, or with the entries that others have stored since.
     let index = level.index_of(at);
     let entry = tree.load(table, index, Ordering::Acquire);
     counts.entries_descended += 1;
@@ -93,15 +94,15 @@ fn make_child<T: KernelTree>(
     counts: &mut Counts,
 ) -> Result<T::Table, WalkError> {
     let new = tree.make_table(level.below(), counts).ok_or(WalkError::NoMemory)?;
-    // The entry may have pointed to a table that was detached just now, and our addresses were free
-    // under it. A CPU whose TLB holds that table finds none of our mappings: see the module's text.
-    // Acquire: the flush comes before our table can be found.
+    // The entry may have pointed to a table that was detached just now, with this caller's
+    // addresses free under it. A CPU whose TLB holds that table finds no mapping of this caller:
+    // see the module documentation. Acquire: the flush precedes the publication of the new table.
     if tree.is_unflushed(Ordering::Acquire) {
         wait_for_flush(tree);
     }
     let index = level.index_of(at);
-    // Release: a reader that finds the table by this entry sees it empty. Acquire: we see another
-    // caller's table so.
+    // Release: a reader that finds the table through this entry sees it empty. Acquire: this CPU
+    // sees another caller's table in the same way.
     match tree.offer(table, index, T::Arch::table(new.into())) {
         Ok(()) => {
             counts.entries_written += 1;
@@ -125,8 +126,8 @@ fn wait_for_flush<T: KernelTree>(tree: &T) {
     }
 }
 
-/// The entry for `at` in the lowest table that exists for it. A second read of the entry may return
-/// another. Called by the owner of the address, or in a read section.
+/// The entry for `at` in the lowest table that exists for it. A second read may return a different
+/// entry. The caller owns the address or is in a read section.
 #[inline]
 pub(super) fn descend<T: KernelTree>(
     tree: &T,
@@ -146,9 +147,9 @@ pub(super) fn descend<T: KernelTree>(
     }
 }
 
-/// Finds the leaf or empty entry for `at`. Called in a read section.
+/// Finds the leaf or empty entry for `at`. The caller is in a read section.
 ///
-/// Each entry is read once. A second read of the last entry could find a table:
+/// Each entry is read only once, because a second read of the last entry could find a table:
 /// 1. a dump finds a huge leaf and remembers its level;
 /// 2. a cut replaces the leaf by a table;
 /// 3. the dump reads the entry again, finds no leaf, and continues after the table: a hole.
@@ -158,18 +159,18 @@ pub(super) fn find<T: KernelTree>(tree: &T, at: VirtAddr) -> FoundEntry<T::Arch>
     FoundEntry { entry: whole::<T::Arch>(entry), level: node.level, index, paused }
 }
 
-/// An entry as it was before a pause.
+/// The entry as it was before a pause.
 #[inline]
 pub(super) fn whole<A: Arch>(entry: Entry) -> Entry {
     Entry(if entry.is_empty() { 0 } else { entry.0 | A::PRESENT })
 }
 
 /// Empties the leaves of the entries at `indices`, up to a table; returns the number of entries
-/// processed, at least one. Called by the owner of an address under each of them.
+/// processed, at least one. The caller owns an address under each of these entries.
 ///
-/// An empty entry is not written: it may cover addresses of other areas too, and the store could
-/// remove the entry for their table:
-/// 1. A, which never got a table here, reads the entry: it is empty;
+/// An empty entry is not written, because it may also cover addresses of other areas, and the store
+/// could remove the entry for their table:
+/// 1. A, which never had a table here, reads the entry: it is empty;
 /// 2. B, whose area begins under the same entry, installs a table;
 /// 3. A stores an empty entry.
 pub(super) fn clear_leaves<T: KernelTree>(
@@ -191,12 +192,13 @@ pub(super) fn clear_leaves<T: KernelTree>(
         }
         passed += 1;
     }
-    // An entry that became a table after the caller read it has nothing of the caller's below it.
+    // If an entry became a table after the caller read it, nothing of the caller's is mapped below
+    // it.
     passed.max(1)
 }
 
-/// Detaches the highest tables that cover a part of `own` and nothing outside of `free`, and passes
-/// them to `met`. The root's entries stay. Called with the lock of the areas held.
+/// Detaches the highest tables that cover a part of `own` and nothing outside `free`, and passes
+/// them to `met`. The root's entries are not changed. Called under the areas' lock.
 pub(super) fn detach<T: KernelTree>(
     tree: &T,
     own: VirtRange,
@@ -218,10 +220,11 @@ pub(super) fn detach<T: KernelTree>(
             // SAFETY: 1. just read in `table`.
             let child = unsafe { tree.below(T::Arch::frame(entry)) };
             let start = at.align_down(span).0;
-            // Saturating: no area is above the table of the highest addresses.
+            // Saturating: no area lies above the table of the highest addresses.
             let end = start.saturating_add(span);
             if free.start().0 <= start && end <= free.end().0 && level < T::Arch::ROOT {
-                // Relaxed: the areas' lock orders it before any later reservation under the table.
+                // Relaxed: the areas' lock orders this store before any later reservation under the
+                // table.
                 tree.set_unflushed(true, Ordering::Relaxed);
                 tree.store(table, index, Entry::EMPTY, Ordering::Relaxed);
                 counts.entries_written += 1;
@@ -229,7 +232,7 @@ pub(super) fn detach<T: KernelTree>(
                 break span;
             }
             if level == Level::PMD {
-                // The table has only leaves, and stays.
+                // The table contains only leaves and is not detached.
                 break span;
             }
             (table, level) = (child, level.below());
@@ -242,30 +245,31 @@ pub(super) fn detach<T: KernelTree>(
 /// The steps of a purge; the module documentation explains each.
 pub(super) trait Purge: KernelTree {
     type Batch;
-    /// Takes the freed areas, and detaches tables ([`detach`]).
+    /// Takes the freed areas and detaches tables ([`detach`]).
     fn take(&self, counts: &mut Counts) -> Option<Self::Batch>;
     /// Invalidates all TLBs for the batch.
     fn flush(&self, batch: &Self::Batch, counts: &mut Counts);
     /// Frees the addresses.
     fn free_addresses(&self, batch: &Self::Batch);
-    /// Frees the frames at once; tables and areas after all current read sections have ended.
+    /// Frees the frames at once; frees tables and areas after a grace period.
     ///
     /// # Safety
     /// 1. A flush of this purge has covered the batch since its entries were emptied and its tables
-    ///    detached: no TLB leads to its frames and tables.
+    ///    detached, so no TLB leads to its frames and tables.
     unsafe fn free_after_readers(&self, batch: Self::Batch, counts: &mut Counts);
 }
 
-/// A purge, in the only correct order, and in rounds, so that no lock is held for long. One CPU at
-/// a time runs it.
+/// Runs a purge in the only correct order. The purge runs in rounds, so no lock is held for long.
+/// Only one CPU at a time purges.
 pub(super) fn purge<T: Purge>(tree: &T, counts: &mut Counts) {
     while let Some(batch) = tree.take(counts) {
         tree.flush(&batch, counts);
-        // Release: a thread that makes a table after this store makes it after the flush.
+        // Release: a thread that makes a table after it reads this store makes it after the flush.
         tree.set_unflushed(false, Ordering::Release);
         tree.free_addresses(&batch);
-        // SAFETY: 1. all entries were emptied before the first batch was taken, whose flush covers the
-        // addresses of all rounds; `flush` above covers the tables of this one.
+        // SAFETY: 1. all entries were emptied before the first batch was detached, and that batch's
+        // flush covers the addresses of all rounds; the `flush` above covers the tables of this
+        // batch.
         unsafe { tree.free_after_readers(batch, counts) };
     }
 }
@@ -275,7 +279,7 @@ pub(super) trait Rewrite<T: KernelTree> {
     fn table(&self) -> T::Table;
     /// The entries that change.
     fn indices(&self) -> Range<EntryIndex>;
-    /// The new entry at a position. The valid bit of the old entry has no influence on it.
+    /// The new entry at a position. It does not depend on the valid bit of the old entry.
     fn new_entry(&self, index: EntryIndex) -> Entry;
     /// Whether the change of an entry needs break-before-make.
     fn breaks(&self, old: Entry, new: Entry) -> bool;
@@ -294,7 +298,7 @@ pub(super) fn write<T: KernelTree>(
     for index in indices.start.up_to(indices.end) {
         let new = rewrite.new_entry(index);
         if tree.load(table, index, Ordering::Relaxed) != new {
-            // Release: a table's entries are visible before the table.
+            // Release: a table's entries are visible before the entry that points to the table.
             tree.store(table, index, new, Ordering::Release);
             counts.entries_written += 1;
             changed = true;
@@ -322,7 +326,7 @@ pub(super) fn replace<T: KernelTree>(tree: &T, rewrite: &impl Rewrite<T>, counts
     write(tree, rewrite, counts);
 }
 
-/// The tables of a map, for a caller that keeps those that it finds from being freed.
+/// The tables of a map, for a caller that keeps every table it finds from being freed.
 pub(super) struct MapTables<'s, 'm, P: Platform>(&'s KernelMap<'m, P>);
 
 impl<P: Platform> Clone for MapTables<'_, '_, P> {
@@ -352,12 +356,11 @@ impl<'m, P: Platform> KernelMap<'m, P> {
         MapTables(self)
     }
 
-    /// The tables, for a walk outside of a read section.
+    /// The tables, for a walk outside a read section.
     ///
     /// # Safety
-    /// 1. As long as a table that is found is used, no table is detached above the addresses by
-    ///    which it is found: they are of an area that the caller owns, or the caller has the right
-    ///    to purge.
+    /// 1. While a table that was found is used, no table above the addresses of the walk is
+    ///    detached: the caller owns the area at these addresses, or has the right to purge.
     #[inline(always)]
     pub(super) unsafe fn tables_of_owner(&self) -> MapTables<'_, 'm, P> {
         MapTables(self)
@@ -376,8 +379,9 @@ impl<'s, P: Platform> KernelTree for MapTables<'s, '_, P> {
 
     #[inline]
     unsafe fn below(&self, frame: Frame) -> Table<'s> {
-        // SAFETY: 1. a table by the caller's obligation 1; the read section, or the owner of the
-        // address or of the purge, keeps it (`tables_in`, `tables_of_owner`).
+        // SAFETY: 1. the frame is a table by the caller's obligation 1; the read section, or the
+        // caller that owns the address or the purge, keeps it from being freed (`tables_in`,
+        // `tables_of_owner`).
         unsafe { Table::new(frame) }
     }
 
@@ -400,12 +404,12 @@ impl<'s, P: Platform> KernelTree for MapTables<'s, '_, P> {
 
     fn make_table(&self, level: Level<P::Arch>, counts: &mut Counts) -> Option<Table<'s>> {
         let table = self.0.new_table(level, counts)?;
-        // SAFETY: 1. made above; it is the caller's until it is installed.
+        // SAFETY: 1. the table was made above; the caller owns it until it is installed.
         Some(unsafe { Table::new(table) })
     }
 
     fn drop_table(&self, table: Table<'s>, counts: &mut Counts) {
-        // SAFETY: 1. and 2. a table from `make_table` that was never installed.
+        // SAFETY: 1. and 2. `make_table` returned the table, and it was never installed.
         unsafe { free_table(self.memory, table.frame(), counts) };
     }
 
@@ -423,7 +427,8 @@ impl<'s, P: Platform> KernelTree for MapTables<'s, '_, P> {
     }
 
     fn park_while_unflushed(&self) {
-        // The flush itself waits for no thread, but the purge may have to wait for its CPU.
+        // The flush itself waits for no thread, but the purging thread may have to wait for its
+        // CPU.
         self.memory.platform().park(&self.unflushed, 1);
     }
 }

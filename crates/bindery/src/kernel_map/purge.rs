@@ -23,15 +23,15 @@ use super::{KernelMap, Purging};
 /// The areas and tables of one round of a purge.
 pub(super) struct PurgeBatch {
     areas: AreaList,
-    /// The addresses to invalidate. The first round has those of all rounds: an area's frames may
-    /// be in TLBs under the addresses of another area, which `vrealloc` has left.
+    /// The addresses to invalidate. The first round covers those of all rounds, because TLBs may
+    /// hold an area's frames under the addresses of another area, which `vrealloc` has left.
     freeable: Option<VirtRange>,
     /// The detached tables, each with the tables below it.
     detached: TableStack,
 }
 
 impl PurgeBatch {
-    /// Frees the batch after the flush: frames now, tables and areas when readers have left.
+    /// Frees the batch after the flush: frames at once, tables and areas after a grace period.
     ///
     /// # Safety
     /// 1. As of [`Purge::free_after_readers`].
@@ -48,16 +48,16 @@ impl PurgeBatch {
         // SAFETY: 1. the caller's obligation 1.
         self.areas.for_each(|area| unsafe { area.blocks.free(memory) });
         for node in self.areas.nodes() {
-            // SAFETY: 1. The slab gets it back when it leaves the chain. 2. It is only in this
-            // batch's list, which ends here, and the list has passed it.
+            // SAFETY: 1. The slab receives the area when it leaves the chain. 2. The area is only
+            // in this batch's list, which ends here, and the iterator has passed it.
             unsafe { areas.push(node) };
         }
         Unlinked::of(tables).with(areas).free_after_readers(memory);
     }
 }
 
-/// Collects a detached table and those below it. The owners of their leaves have cleared them.
-/// Readers may still walk through them.
+/// Collects a detached table and the tables below it. The owners of their leaves have cleared them.
+/// Readers may still walk through the tables.
 fn gather_below<P: Platform>(
     map: &KernelMap<'_, P>,
     node: Node<P::Arch, Table<'_>>,
@@ -75,21 +75,20 @@ fn gather_below<P: Platform>(
             }
         }
     }
-    // SAFETY: 1. the purge detached it, or the table above it, and visits it once; 2. the purge
-    // flushes before it passes the list on.
+    // SAFETY: 1. the purge detached it, or the table above it, and visits each table once; 2. the
+    // purge flushes before it frees the list.
     unsafe { tables.push(&map.memory.frames, table.frame()) };
 }
 
 impl<P: Platform> KernelMap<'_, P> {
-    /// Makes freed areas reusable: invalidates every TLB once for all areas (and again for each
-    /// further 128 of them if tables are detached there). From then on their addresses and frames
-    /// can be used again. When the call returns, this is true of every area that was freed before
-    /// the call. Tables and records of areas are freed when no reader is left
-    /// ([`crate::Memory::deferred`]).
+    /// Makes freed areas reusable. Invalidates every TLB once for all areas, and again for each
+    /// further 128 areas if tables are detached there. When the call returns, the addresses and
+    /// frames of every area that was freed before the call can be reused. Tables and area records
+    /// are freed after a grace period ([`crate::Memory::deferred`]).
     ///
-    /// The map purges by itself when much waits, or when it runs out of memory or addresses. An
-    /// embedder that needs memory for something else calls it, or calls [`KernelMap::vunmap`] with
-    /// [`super::UnmapTime::Now`].
+    /// The map purges by itself when many pages wait or when it runs out of memory or addresses. An
+    /// embedder that needs memory for another purpose calls this function, or [`KernelMap::vunmap`]
+    /// with [`super::UnmapTime::Now`].
     ///
     /// Context: may sleep. Complexity: linear in the freed areas, times the logarithm of all areas.
     pub fn purge(&self) {
@@ -97,16 +96,16 @@ impl<P: Platform> KernelMap<'_, P> {
         crate::deferred::free_some(self.memory);
     }
 
-    /// Like [`KernelMap::purge`], for a caller that holds a claim: does not wait for readers.
+    /// Like [`KernelMap::purge`], for a caller that holds a claim; does not wait for readers.
     pub(super) fn purge_freed(&self) {
         self.purge_now(&self.purging.lock());
     }
 
-    /// Purges if too many pages wait, unless another CPU purges already. Checks once more at the
-    /// end: CPUs that freed areas during the purge found its lock taken and did not purge.
+    /// Purges if too many pages wait, unless another CPU is purging. Checks once more at the end,
+    /// because a CPU that freed areas during the purge found the lock held and did not purge.
     ///
-    /// The CPU that purges may be preempted for long, and all memory could end up in areas that
-    /// wait for it. So above twice the limit, a free waits as well.
+    /// The purging CPU may be preempted for long, and all memory could end up in areas that wait
+    /// for the purge. So above twice the limit, a free waits as well.
     pub(super) fn purge_if_due(&self) {
         let limit = self.purge_limit();
         for _ in 0..2 {
@@ -147,7 +146,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Empties the map for its drop: frees all areas.
     pub(super) fn free_everything(&mut self) {
         let mut counts = Counts::default();
-        // SAFETY: 1. `&mut self`: all areas are the caller's.
+        // SAFETY: 1. `&mut self`: the caller owns all areas.
         let mut clear =
             |area: &Area| unsafe { self.clear(area.range(), Holes::Perhaps, &mut counts) };
         // SAFETY: 1. `&mut self`.
@@ -169,7 +168,7 @@ impl<P: Platform> KernelMap<'_, P> {
     /// The areas, in rising order.
     ///
     /// # Safety
-    /// 1. No other call of the map runs as long as the iterator and its items are used.
+    /// 1. No other call of the map runs while the iterator or an item is in use.
     pub(crate) unsafe fn areas(&self) -> impl Iterator<Item = &Area> {
         // SAFETY: 1. the caller's obligation 1.
         unsafe { self.areas.iter() }
@@ -186,10 +185,10 @@ impl<P: Platform> KernelMap<'_, P> {
         self.areas.with_first_after(start.0, overlaps) == Some(true)
     }
 
-    /// The area in use that contains `at`: only there may pages be mapped.
+    /// The area in use that contains `at`. Pages may be mapped only in such an area.
     ///
     /// # Safety
-    /// 1. No other call of the map runs as long as the result is used.
+    /// 1. No other call of the map runs while the result is in use.
     pub(crate) unsafe fn owner_of(&self, at: VirtAddr) -> Option<&Area> {
         // SAFETY: 1. the caller's obligation 1.
         unsafe { self.areas.owner_of(at) }
@@ -199,7 +198,7 @@ impl<P: Platform> KernelMap<'_, P> {
 impl<P: Platform> Purge for MapTables<'_, '_, P> {
     type Batch = PurgeBatch;
 
-    /// Takes up to a round of freed areas, and detaches the tables that cover no other area.
+    /// Takes up to a round of freed areas and detaches the tables that cover no other area.
     fn take(&self, counts: &mut Counts) -> Option<PurgeBatch> {
         let mut detached = TableStack::new();
         let round = self.areas.take_round(|Purged { own, free }| {
@@ -221,8 +220,9 @@ impl<P: Platform> Purge for MapTables<'_, '_, P> {
     }
 
     fn free_addresses(&self, batch: &PurgeBatch) {
-        // SAFETY: 1. freed areas stay in the index until a purge, and it takes each once;
-        // 2. `PurgeBatch::free` frees them after their readers.
+        // SAFETY: 1. freed areas remain in the index until a purge, and the purge removes each
+        // once;
+        // 2. `PurgeBatch::free` frees the areas after a grace period.
         unsafe { self.areas.remove(&batch.areas) };
     }
 

@@ -13,9 +13,9 @@ use crate::arch::{MemoryType, Permissions};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pieces {
-    /// Only base pages: each page can be changed without a pause.
+    /// Only base pages, so that each page can be changed without a pause.
     Base,
-    /// The largest that addresses and frames allow (Linux: `VM_ALLOW_HUGE_VMAP`).
+    /// The largest pieces that addresses and frames allow (Linux: `VM_ALLOW_HUGE_VMAP`).
     Largest,
 }
 
@@ -29,7 +29,7 @@ pub enum Pieces {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// Unspecified: what it held before.
+    /// Unspecified: the previous content of the frames.
     Any,
     /// Zeroes (Linux: `vzalloc`).
     Zeroes,
@@ -39,9 +39,9 @@ pub enum Content {
 /// [`super::KernelMap::resolve`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pauses {
-    /// They may: a fault handler waits.
+    /// Accesses may pause: a fault handler waits.
     Allowed,
-    /// They may not: a change that would need a pause is refused
+    /// Accesses never pause: a change that would need a pause is refused
     /// ([`super::KernelMapError::WouldPause`]).
     Never,
 }
@@ -66,11 +66,11 @@ pub enum Pauses {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UnmapTime {
-    /// At the next purge, together with others. Until then the addresses must not be used: a stray
-    /// access could still reach frames that have another owner.
+    /// At the next purge, together with those of other areas. Until then the addresses must not be
+    /// used: a stray access could still reach frames that have another owner.
     Later,
-    /// Before the call returns, so the frames may get another owner. (The call purges everything
-    /// that waits.)
+    /// Before the call returns, so the frames may then have another owner. (The call purges all
+    /// waiting areas.)
     Now,
 }
 
@@ -91,7 +91,7 @@ pub struct VmallocOptions {
     pub permissions: Permissions,
     /// The size of the pieces.
     pub pieces: Pieces,
-    /// The content of the memory at first.
+    /// The initial content of the memory.
     pub content: Content,
     /// Whether accesses may have to pause later.
     pub pauses: Pauses,
@@ -171,7 +171,7 @@ impl Default for VmapOptions {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AreaKind {
-    /// [`super::KernelMap::vmalloc`]: it owns its frames.
+    /// [`super::KernelMap::vmalloc`]: the area owns its frames.
     Vmalloc,
     /// [`super::KernelMap::vmap`].
     Vmap,
@@ -192,9 +192,9 @@ pub enum AreaKind {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelArea {
-    /// Its addresses, without the guard page after them.
+    /// The area's addresses, without the guard page after them.
     pub range: VirtRange,
-    /// The function that made it.
+    /// The function that made the area.
     pub kind: AreaKind,
 }
 
@@ -223,7 +223,7 @@ pub enum KernelAddress {
     Mapped {
         /// The area.
         area: KernelArea,
-        /// The physical address that it maps to.
+        /// The physical address of the byte at this address.
         to: PhysAddr,
     },
     /// In an area that is being made, and not mapped yet.
@@ -261,7 +261,7 @@ pub enum Resolution {
     Retry,
     /// The address is mapped, but does not allow the access.
     Denied,
-    /// The address is not mapped; [`super::KernelMap::explain`] tells why.
+    /// The address is not mapped; [`super::KernelMap::explain`] returns the reason.
     NotMapped,
 }
 
@@ -277,9 +277,9 @@ pub enum Resolution {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelPiece {
-    /// Its addresses.
+    /// The piece's addresses.
     pub range: VirtRange,
-    /// The physical address of the first one.
+    /// The physical address of the first byte.
     pub to: PhysAddr,
     /// Bytes that each translation covers: a page, a contiguous run, 2 MiB, ...
     pub size: u64,
@@ -290,7 +290,7 @@ pub struct KernelPiece {
 }
 
 impl KernelPiece {
-    /// Whether `next` continues this one.
+    /// Whether `next` continues this piece.
     pub(super) fn continues(&self, next: &Self) -> bool {
         self.range.end() == next.range.start()
             && self.to.0 + self.range.len() == next.to.0
@@ -298,12 +298,12 @@ impl KernelPiece {
                 == (next.size, next.permissions, next.memory)
     }
 
-    /// Appends a piece that continues this one.
+    /// Appends `next`, which continues this piece.
     pub(super) fn extend(&mut self, next: &Self) {
         self.range = VirtRange::raw(self.range.start().0, next.range.end().0);
     }
 
-    /// The physical address of `at`, which is one of its addresses.
+    /// The physical address of `at`, which is in the piece's range.
     ///
     /// Context: any.
     pub fn translate(&self, at: VirtAddr) -> PhysAddr {

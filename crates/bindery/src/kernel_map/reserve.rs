@@ -15,12 +15,12 @@ use super::{KernelMap, KernelMapError};
 pub(super) struct Placement {
     /// Without the guard page.
     pub(super) pages: u64,
-    /// The start's remainder by `align`, a power of two, is `congruent`.
+    /// The remainder of the start address modulo `align`, a power of two, is `congruent`.
     pub(super) align: u64,
     pub(super) congruent: u64,
 }
 
-/// The attempt of a retried operation.
+/// One attempt of an operation that may be retried.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReserveAttempt {
     First,
@@ -28,14 +28,14 @@ enum ReserveAttempt {
 }
 
 impl Placement {
-    /// The gap that the area needs, guard page included.
+    /// The gap that the area needs, including its guard page.
     pub(super) fn gap(&self) -> GapShape {
         let Self { pages, align, congruent } = *self;
         GapShape { len: (pages + 1) * PAGE_SIZE, align, congruent }
     }
 
-    /// Reserves free addresses for a new area: with this placement, or else anywhere with an
-    /// alignment of only `least` bytes. The area is busy at first.
+    /// Reserves free addresses for a new area with this placement. If that fails, retries with an
+    /// alignment of only `least` bytes, at any congruence. The new area is busy.
     pub(super) fn reserve_or_aligned<'k, P: Platform>(
         self,
         least: u64,
@@ -58,7 +58,7 @@ impl Placement {
     ) -> Result<Claim<'k>, Failure<KernelMapError>> {
         let memory = map.memory;
         let mut area = None;
-        // A purge of freed areas may provide missing addresses or memory.
+        // A purge of freed areas may make addresses or memory available.
         for attempt in [ReserveAttempt::First, ReserveAttempt::AfterPurge] {
             if attempt == ReserveAttempt::AfterPurge {
                 map.purge_freed();
@@ -67,15 +67,17 @@ impl Placement {
             let allocate = || slab.allocate_with(&memory.frames, || Area::new(traits));
             area = area.or_else(allocate);
             if let Some(area) = area
-                // SAFETY: 1. just made, or refused before; if no place is found, it is freed below.
+                // SAFETY: 1. the area was just allocated, or refused by an earlier attempt; if no
+                // place is found, the code below frees it.
                 && unsafe { map.areas.insert(area, self) }
             {
-                // SAFETY: 1. it was made busy.
+                // SAFETY: 1. the area was created busy.
                 return Ok(unsafe { Claim::new(area) });
             }
         }
         let Some(area) = area else { return Err(Failure::NoMemory) };
-        // SAFETY: it came from this slab and was never in an index, so no other reference exists.
+        // SAFETY: the area came from this slab and was never in an index, so no other reference
+        // exists.
         unsafe { memory.slab::<Area>().free(&memory.frames, area) };
         Err(KernelMapError::OutOfAddresses.into())
     }

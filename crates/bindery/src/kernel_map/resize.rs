@@ -26,13 +26,14 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Changes the size of the [`KernelMap::vmalloc`] area at `start` to `size` bytes, rounded up
     /// to pages, and returns its address (Linux: `vrealloc`).
     ///
-    /// The content up to the smaller size stays, and is never copied. If the addresses after the
-    /// area are taken, the same frames are mapped elsewhere, and the old address is freed. New
-    /// pages get the content and permissions of `options`; the area keeps its pieces and pauses.
-    /// When the call returns, memory beyond a smaller size is free; its addresses are freed later.
+    /// The content up to the smaller of both sizes is preserved without being copied. If the
+    /// addresses after the area are taken, the same frames are mapped elsewhere, and the old
+    /// address is freed. New pages get the content and permissions of `options`; the area retains
+    /// its choice of pieces and pauses. When the call returns, the frames beyond a smaller size are
+    /// free; their addresses are freed later.
     ///
     /// Context: may sleep. Complexity: as [`KernelMap::vmalloc`] for the difference, as
-    /// [`KernelMap::vmap`] if it moves.
+    /// [`KernelMap::vmap`] if the area moves.
     ///
     /// # Errors
     /// The errors of [`KernelMap::vmalloc`] and [`KernelMap::vfree`];
@@ -43,8 +44,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// 1. The area is the caller's: it came from [`KernelMap::vmalloc`] or [`KernelMap::vrealloc`].
     /// 2. Its addresses are not used from the call on: after success, the caller derives pointers
     ///    anew from the address that the call returns.
-    /// 3. The frames beyond a smaller size are not used by another way: another area, the direct
-    ///    map, or a device.
+    /// 3. The frames beyond a smaller size are not used through another area, the direct map, or a
+    ///    device.
     pub unsafe fn vrealloc(
         &self,
         start: VirtAddr,
@@ -94,7 +95,7 @@ impl<P: Platform> KernelMap<'_, P> {
             return moved.map(|_| start);
         };
         let start = moved.range().start();
-        // The old area is unmapped first, so that no purge frees the new one's frames before it.
+        // The old area is unmapped first, so no purge can free the new area's frames before that.
         self.finish_unmap(claim, super::UnmapTime::Later);
         self.areas.release(moved);
         Ok(start)
@@ -112,8 +113,8 @@ fn shrink<P: Platform>(
     cut(map, area, at)?;
     // If the area was moved, TLBs may hold its frames under the old addresses until a purge.
     map.purge_freed();
-    // SAFETY: 1. the purge has flushed the addresses that the area has left; the claim keeps it
-    // from moving since.
+    // SAFETY: 1. the purge has flushed the addresses that the area had before its move, and the
+    // claim has prevented another move since.
     unsafe { drop_tail(map, area, pages, Holes::None) };
     Ok(())
 }
@@ -121,7 +122,7 @@ fn shrink<P: Platform>(
 /// Unmaps and frees, at once, all pages of a claimed area from page `pages` on.
 ///
 /// # Safety
-/// 1. No TLB leads to these pages' frames under other addresses, which the area had before a move.
+/// 1. No TLB maps these pages' frames at addresses that the area had before a move.
 unsafe fn drop_tail<P: Platform>(
     map: &KernelMap<'_, P>,
     area: &Claim<'_>,
@@ -153,7 +154,7 @@ impl<'k, P: Platform> Resize<'k, '_, P> {
     /// Grows a claimed area in place. `None` if the addresses after it are taken.
     fn grow_in_place(&self, area: &Claim<'_>) -> Result<Option<()>, Failure<KernelMapError>> {
         let (map, memory) = (self.map, self.map.memory);
-        // A spare area, which returns the addresses if memory runs out.
+        // A spare area, which receives the addresses to be freed if memory runs out.
         let slab = &memory.slab::<Area>();
         let allocate = || slab.allocate_with(&memory.frames, || Area::new(area.traits));
         let spare = allocate().or_else(|| {
@@ -166,7 +167,7 @@ impl<'k, P: Platform> Resize<'k, '_, P> {
         if matches!(grown, Some(Err(_))) && area.end() > end {
             // SAFETY: 1. allocated above, and not used again.
             unsafe { map.areas.put_off_rest(area, end, spare) };
-            // Memory is short, and tables may wait for a purge.
+            // Memory is short, and freed tables may be waiting for a purge.
             map.purge_freed();
         } else {
             // SAFETY: it came from this slab, and no other reference exists.
@@ -177,14 +178,14 @@ impl<'k, P: Platform> Resize<'k, '_, P> {
 
     fn grow(&self, area: &Claim<'_>) -> Result<(), Failure<KernelMapError>> {
         let Self { map, pages, leaves, options } = *self;
-        // SAFETY: 1. the claim; the walk gets addresses of the area.
+        // SAFETY: 1. the claim; the walk visits only the area's addresses.
         let mut walk = unsafe { Walk::new(map) };
         let old = area.pages();
         area.set_pages(pages);
         let result = walk.populate(area, old..pages, leaves, options.content);
         if let Err(stop) = result {
             map.stats.add(&walk.counts);
-            // SAFETY: 1. their frames are new, and were at no other address.
+            // SAFETY: 1. the frames of the new pages were never mapped at another address.
             unsafe { drop_tail(map, area, old, Holes::Perhaps) };
             return Err(stop.into());
         }
@@ -196,16 +197,16 @@ impl<'k, P: Platform> Resize<'k, '_, P> {
     }
 
     /// Moves the frames of a claimed area to other addresses, with more or fewer pages. The caller
-    /// unmaps the old area, and then releases the new one.
+    /// then unmaps the old area and releases the new one.
     fn move_area(&self, old: &Claim<'_>) -> Result<Claim<'k>, Failure<KernelMapError>> {
         let Self { map, pages, leaves, options } = *self;
-        // A shrinking area moves if its alignment needs another place.
+        // A shrinking area moves if its start does not satisfy the requested alignment.
         let kept = pages.min(old.pages());
         let piece = leaves.largest_piece(pages) << PAGE_SHIFT;
         let best = Placement { pages, align: options.align.max(piece), congruent: 0 };
         let new = best.reserve_or_aligned(options.align, map, old.traits)?;
         let range = new.range();
-        // SAFETY: 1. the claim of the new area; the walk gets addresses of it.
+        // SAFETY: 1. the claim of the new area; the walk visits only its addresses.
         let mut walk = unsafe { Walk::new(map) };
         let from = old.range().start().0;
         let kept_range = VirtRange::raw(from, from + (kept << PAGE_SHIFT));
@@ -220,8 +221,7 @@ impl<'k, P: Platform> Resize<'k, '_, P> {
         let result =
             result.and_then(|()| walk.populate(&new, kept..pages, leaves, options.content));
         if let Err(stop) = result {
-            // The new area's own frames come after the old pages, which still belong to the old
-            // area.
+            // The new area's own frames follow the old pages, which still belong to the old area.
             map.stats.add(&walk.counts);
             map.abandon(new);
             return Err(stop.into());

@@ -20,7 +20,7 @@ use super::{KernelMap, KernelMapError};
 /// The minimum number of pages allocated between two checks for a fatal signal.
 const PAGES_AT_ONCE: u64 = 512;
 
-/// Consecutive frames, and the page of the area at which they begin.
+/// Consecutive frames, and the area's page at which they begin.
 struct FrameRun {
     at: u64,
     first: Frame,
@@ -31,9 +31,10 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Allocates `size` bytes, rounded up to pages, and maps them at consecutive addresses (Linux:
     /// `vmalloc`, `vzalloc`, `vmalloc_huge`). Returns the first address.
     ///
-    /// The frames come in the largest free blocks, but none larger than the pages still missing:
-    /// sizes are not rounded up to those of large pieces. If no large block is free, only that part
-    /// consists of smaller ones. The memory is the caller's until [`KernelMap::vfree`].
+    /// The frames come in the largest free blocks, but no block is larger than the number of
+    /// missing pages: sizes are not rounded up to those of large pieces. If no large block is free,
+    /// only the affected part consists of smaller ones. The caller owns the memory until
+    /// [`KernelMap::vfree`].
     ///
     /// Context: may sleep. Complexity: linear in the blocks of frames, plus one store for each
     /// entry written.
@@ -41,9 +42,9 @@ impl<P: Platform> KernelMap<'_, P> {
     /// # Errors
     /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadAlignment`],
     /// [`KernelMapError::BadPermissions`]; [`KernelMapError::OutOfAddresses`] and
-    /// [`KernelMapError::OutOfMemory`] after a purge did not help (the latter at once for more than
-    /// the whole memory); [`KernelMapError::Interrupted`], checked between blocks of frames, after
-    /// 512 pages or more.
+    /// [`KernelMapError::OutOfMemory`] after a purge did not help (without a purge if the request
+    /// exceeds the machine's memory); [`KernelMapError::Interrupted`], checked between blocks of
+    /// frames, at intervals of at least 512 pages.
     pub fn vmalloc(&self, size: u64, options: &VmallocOptions) -> Result<VirtAddr, KernelMapError> {
         self.memory.outermost(|| self.vmalloc_once(size, options))
     }
@@ -60,7 +61,7 @@ impl<P: Platform> KernelMap<'_, P> {
         let traits = AreaTraits { kind, pieces, pauses, memory: MemoryType::Normal };
         let best = Placement { pages, align: options.align.max(piece), congruent: 0 };
         let claim = best.reserve_or_aligned(options.align, self, traits)?;
-        // SAFETY: 1. the claim; the walk gets addresses of the area.
+        // SAFETY: 1. the claim; the walk visits only the area's addresses.
         let mut walk = unsafe { Walk::new(self) };
         if let Err(stop) = walk.populate(&claim, 0..pages, &leaves, options.content) {
             self.stats.add(&walk.counts);
@@ -91,7 +92,7 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Frees the [`KernelMap::vmalloc`] area at `start` (Linux: `vfree`). Its frames and addresses
-    /// are reused after the next purge; the call purges by itself when enough pages wait.
+    /// are reused after the next purge; the call runs a purge if enough pages wait.
     ///
     /// Context: may sleep. Complexity: one store for each entry.
     ///
@@ -101,8 +102,8 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// # Safety
     /// 1. The area is the caller's: it came from [`KernelMap::vmalloc`] or [`KernelMap::vrealloc`].
-    /// 2. Its addresses are not used any more: no reference, no access, and no CPU executes there.
-    /// 3. Its frames are not used by another way: another area, the direct map, or a device.
+    /// 2. Its addresses are no longer used: no reference, no access, and no CPU executes there.
+    /// 3. Its frames are not used through another area, the direct map, or a device.
     ///
     /// ```
     /// fn free<P: bindery::Platform>(map: &bindery::KernelMap<'_, P>, at: bindery::addr::VirtAddr) {
@@ -137,8 +138,8 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// Empties the entries of a claimed area and leaves it to the next purge; returns how many
-    /// pages wait for that.
+    /// Empties the entries of a claimed area and lists it for the next purge; returns the number of
+    /// pages that wait for that purge.
     fn unmap(&self, claim: Claim<'_>, holes: Holes) -> u64 {
         let mut counts = crate::Counts::default();
         // SAFETY: 1. the claim.
@@ -161,7 +162,7 @@ impl VmallocOptions {
         }
         let leaves = Leaves::new(map, self.permissions, MemoryType::Normal, self.pieces)?;
         if pages > map.memory.total_frames() {
-            // Refused before it takes everything from others: reclaim makes no machine larger.
+            // Refused before the request drains memory from others: reclaim cannot satisfy it.
             return Err(KernelMapError::OutOfMemory);
         }
         Ok((pages, leaves))
@@ -169,7 +170,7 @@ impl VmallocOptions {
 }
 
 impl<P: Platform> Walk<'_, '_, P> {
-    /// Allocates frames for these pages of a claimed area, and maps them.
+    /// Allocates frames for these pages of a claimed area and maps them.
     ///
     /// # Errors
     /// The area keeps the part that was mapped.
@@ -195,7 +196,8 @@ impl<P: Platform> Walk<'_, '_, P> {
             }
             let mut order = Order((until - at).ilog2().min(u32::from(MAX_ORDER.0)) as u8);
             if area.traits.pieces == Pieces::Largest && at > 0 {
-                // A large block at an address not aligned to it would be mapped by single pages.
+                // A large block at an address that is not aligned to the block's size would be
+                // mapped by single pages.
                 order = order.min(Order(at.trailing_zeros() as u8));
             }
             if map.reach.is_page() {

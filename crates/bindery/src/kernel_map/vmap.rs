@@ -1,4 +1,4 @@
-//! `vmap`, `vunmap`, `ioremap`, `iounmap`: the caller's frames, and device registers.
+//! `vmap`, `vunmap`, `ioremap`, `iounmap`: map the caller's frames and device registers.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -20,8 +20,8 @@ impl<P: Platform> KernelMap<'_, P> {
     /// Returns the first address.
     ///
     /// Consecutive frames are mapped in the largest pieces, and the start address is aligned for
-    /// the largest one. The frames stay the caller's, which may free them only after
-    /// [`KernelMap::vunmap`] (see [`UnmapTime`]). They come from
+    /// the largest one. The caller retains the frames and may free them only after
+    /// [`KernelMap::vunmap`] (see [`UnmapTime`]). Frames come from
     /// [`crate::Memory::allocate_frames`], from a pin, from another area, or from beyond the memory
     /// that the core knows.
     ///
@@ -87,7 +87,8 @@ impl<P: Platform> KernelMap<'_, P> {
     }
 
     /// Unmaps the area of [`KernelMap::vmap`] or [`KernelMap::vmap_ranges`] at `start` (Linux:
-    /// `vunmap`). The frames stay the caller's; `time` says when it may free them ([`UnmapTime`]).
+    /// `vunmap`). The caller retains the frames; `time` determines when it may free them
+    /// ([`UnmapTime`]).
     ///
     /// Context: may sleep. Complexity: one store for each entry.
     ///
@@ -96,7 +97,7 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// # Safety
     /// 1. The area is the caller's: it came from [`KernelMap::vmap`] or [`KernelMap::vmap_ranges`].
-    /// 2. Its addresses are not used any more: no reference, no access, and no CPU executes there.
+    /// 2. Its addresses are no longer used: no reference, no access, and no CPU executes there.
     pub unsafe fn vunmap(&self, start: VirtAddr, time: UnmapTime) -> Result<(), KernelMapError> {
         self.memory.outermost(|| {
             let claim = self.areas.claim_start(start, AreaKind::Vmap)?;
@@ -111,14 +112,14 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// The address is congruent to the physical one modulo the size rounded up to a power of two,
     /// at most the size of the largest leaf. So the address is aligned if `from` is, and pieces are
-    /// as large as possible. (On x86-64, for other types than uncached, the MTRRs give all of it
-    /// one type.)
+    /// as large as possible. (On x86-64, for types other than uncached, the MTRRs assign one type
+    /// to the whole range.)
     ///
     /// Context: may sleep. Complexity: a store for each entry.
     ///
     /// # Errors
-    /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadFrames`] if it
-    /// ends beyond the physical addresses (2^44), [`KernelMapError::NoSuchMemoryType`],
+    /// [`KernelMapError::Empty`], [`KernelMapError::TooLarge`], [`KernelMapError::BadFrames`] if
+    /// the range ends beyond the physical addresses (2^44), [`KernelMapError::NoSuchMemoryType`],
     /// [`KernelMapError::OutOfAddresses`], [`KernelMapError::OutOfMemory`].
     pub fn ioremap(
         &self,
@@ -165,7 +166,7 @@ impl<P: Platform> KernelMap<'_, P> {
     ///
     /// # Safety
     /// 1. The area is the caller's: it came from [`KernelMap::ioremap`].
-    /// 2. Its addresses are not used any more: no reference and no access.
+    /// 2. Its addresses are no longer used: no reference and no access.
     pub unsafe fn iounmap(&self, at: VirtAddr) -> Result<(), KernelMapError> {
         self.memory.outermost(|| {
             let claim = self.areas.claim_start(at.align_down(PAGE_SIZE), AreaKind::Ioremap)?;
@@ -199,7 +200,7 @@ impl VmapWork {
     ) -> Result<VirtAddr, Failure<KernelMapError>> {
         let claim = self.place.reserve_or_aligned(PAGE_SIZE, map, self.traits)?;
         let range = claim.range();
-        // SAFETY: 1. the claim; the walk gets addresses of the area.
+        // SAFETY: 1. the claim; the walk visits only the area's addresses.
         let mut walk = unsafe { Walk::new(map) };
         if let Err(stop) = fill(&mut walk, range.start().0) {
             map.stats.add(&walk.counts);
@@ -231,8 +232,9 @@ impl VmapOptions {
 
 impl Placement {
     /// The alignment for the start of a list of `count` pages: chosen so that the first complete
-    /// large piece in it can be mapped as one. A piece of n pages shows in the list by two entries
-    /// that are n/2 - 1 apart in place and in value, so only every n/2-th place need be checked.
+    /// large piece in it can be mapped as one. A piece of n pages contains two list entries that
+    /// are n/2 - 1 apart both in position and in value, so only every n/2-th position need be
+    /// checked.
     fn of_list<A: Arch>(pages: &[Frame], leaves: &Leaves<A>) -> Self {
         let count = pages.len() as u64;
         for piece in leaves.piece_sizes().filter(|piece| *piece <= count) {
@@ -263,7 +265,7 @@ impl Placement {
 
 impl<P: Platform> Walk<'_, '_, P> {
     /// Maps a list of frames. At each address that suits a large piece, checks whether the frames
-    /// form one. Maps the other frames a table at a time.
+    /// form one. Maps the other frames one table at a time.
     ///
     /// ```text
     /// addresses  | 2 MiB           | 2 MiB           | 2 MiB           |
@@ -307,7 +309,7 @@ fn large_run<A: Arch>(at: u64, pages: &[Frame], leaves: &Leaves<A>) -> usize {
     if may_be { run_length(pages) & !(huge - 1) } else { 0 }
 }
 
-/// The ranges, with adjacent ones joined: first frames and counts.
+/// The ranges as first frames and counts, with adjacent ranges joined.
 fn joined(ranges: &[FrameRange]) -> impl Iterator<Item = (Frame, u64)> {
     let mut ranges = ranges.iter().filter(|range| range.count > 0).peekable();
     core::iter::from_fn(move || {

@@ -1,5 +1,5 @@
-//! The one walk: finds or makes the tables on the way to an address, maps and clears runs of leaves
-//! ([`super::leaves`] writes them).
+//! The one walk: finds or builds the tables that lead to an address, and maps and clears runs of
+//! leaves ([`super::leaves`] writes the leaves).
 //!
 //! ```text
 //! addresses  |.....|64K|64K|64K|..4K..|            2 MiB            |  2 MiB  |.4K.|
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A [`Walk`] remembers the tables that led to the last address. The next walk begins at the lowest
-//! of them that covers its address, not at the root. A run is written a table at a time: all its
-//! entries of one level in one table, contiguous runs included.
+//! of them that covers its address, not at the root. A run is written one table at a time, with all
+//! the run's entries in that table, contiguous runs included.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -71,7 +71,7 @@ impl<'k, 'm, P: Platform> Walk<'k, 'm, P> {
     /// A walk that has found the root.
     ///
     /// # Safety
-    /// 1. Each address that the walk gets is of an area that the caller owns until the walk is
+    /// 1. Each address passed to the walk belongs to an area that the caller owns until the walk is
     ///    dropped.
     pub(super) unsafe fn new(map: &'k KernelMap<'m, P>) -> Self {
         // SAFETY: 1. the caller's obligation 1.
@@ -84,7 +84,8 @@ impl<'k, 'm, P: Platform> Walk<'k, 'm, P> {
     #[inline]
     pub(super) fn table(&mut self, at: u64, level: Level<P::Arch>) -> Result<Table<'k>, WalkError> {
         let mut have = self.level.max(level);
-        // The table of `have` covers both addresses if they agree in all bits above its span.
+        // The table at level `have` covers both addresses if they agree in all bits above the
+        // table's span.
         let covers = |have: Level<_>| {
             let top = have.span_shift() + P::Arch::INDEX_BITS;
             (self.at ^ at).checked_shr(top).unwrap_or(0) == 0
@@ -112,7 +113,7 @@ impl<'k, 'm, P: Platform> Walk<'k, 'm, P> {
     /// Maps `count` consecutive frames at `at`, in the largest pieces.
     ///
     /// # Errors
-    /// A part may have been mapped: the caller clears the range.
+    /// Pages may have been mapped before the error: the caller clears the range.
     pub(super) fn map_run(
         &mut self,
         mut at: u64,
@@ -134,15 +135,15 @@ impl<'k, 'm, P: Platform> Walk<'k, 'm, P> {
             let pages = entries << order.0;
             at = at.wrapping_add(u64::from(pages) << PAGE_SHIFT);
             count -= u64::from(pages);
-            // Behind the last run there need not be a valid frame.
+            // The frame after the last run need not be valid.
             first = Frame(first.0.wrapping_add(pages));
         }
         Ok(())
     }
 
-    /// Maps a run into entries that partly point to tables, which an area has kept since it
-    /// consisted of smaller pieces. The empty tables stay: a leaf in their place would need a
-    /// flush.
+    /// Maps a run into entries of which some point to tables. The area has retained these tables
+    /// since it consisted of smaller pieces. The empty tables remain in place, because a leaf in
+    /// their place would need a flush.
     #[cold]
     fn map_among_tables(
         &mut self,
@@ -190,7 +191,7 @@ impl<'k, 'm, P: Platform> Walk<'k, 'm, P> {
 }
 
 impl<P: Platform> KernelMap<'_, P> {
-    /// An empty table, not locked by any CPU: see the protocol.
+    /// An empty table that no CPU has locked; see `protocol`.
     pub(super) fn new_table(&self, level: Level<P::Arch>, counts: &mut Counts) -> Option<Frame> {
         let table = new_table(self.memory, level, counts).or_else(|| {
             // Freed areas may hold memory until a purge.
@@ -209,7 +210,8 @@ impl<P: Platform> KernelMap<'_, P> {
         }
     }
 
-    /// Invalidates translations of `range` on all CPUs; none is smaller than a leaf of `level`.
+    /// Invalidates translations of `range` on all CPUs. Every leaf in the range is of `level` or
+    /// above.
     pub(super) fn invalidate(
         &self,
         range: VirtRange,
@@ -262,7 +264,7 @@ impl<P: Platform> KernelMap<'_, P> {
             };
             let next = (at >> shift) + passed as u64;
             if next >> (u64::BITS - shift) != 0 {
-                // The range ends with the last address of all.
+                // The range ends with the last address of the address space.
                 break;
             }
             at = next << shift;

@@ -1,9 +1,9 @@
 //! Answers of pagers that arrive in any context, and the threads that wait for them.
 //!
-//! An answer to a request that a thread waits for stays in the record of the request, and only
-//! wakes the thread. The others are kept here, in lists without a lock: an interrupt handler adds
-//! to one, and a thread takes all of it. The records are those of a layer above, which interprets
-//! them.
+//! If a thread waits for a request, the answer is stored in the request's record and only wakes
+//! that thread. All other answers are kept here, in lists without a lock: an interrupt handler adds
+//! to a list, and a thread takes the whole list. The records belong to a higher layer, which
+//! interprets them.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -15,10 +15,10 @@ use crate::sync::completions::Completions;
 
 use super::record::Opaque;
 
-/// The number of memories so far: each has an identity, by which it knows requests of its own.
+/// The number of memories created so far. Each memory's identity distinguishes its own requests.
 static MEMORIES: AtomicU64 = AtomicU64::new(0);
 
-/// The link from one answer to the one that came before.
+/// The link from one answer to the previous one.
 pub(crate) struct Earlier(AtomicPtr<Opaque>);
 
 impl Earlier {
@@ -26,7 +26,7 @@ impl Earlier {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// The answer before, until the record is freed.
+    /// The previous answer, valid until the record is freed.
     pub(crate) fn get(&self) -> Option<NonNull<Opaque>> {
         NonNull::new(self.0.load(Relaxed))
     }
@@ -40,7 +40,7 @@ pub(crate) struct Answers {
     pub(crate) writes: AnswerList,
     /// Threads that wait for an answer.
     pub(crate) completions: Completions,
-    /// The number of the memory: no other has it.
+    /// The identity of the memory, unique among all memories.
     pub(crate) identity: u64,
 }
 
@@ -52,7 +52,7 @@ impl Answers {
     }
 }
 
-/// Answers of one kind, the last one first.
+/// Answers of one kind, newest first.
 pub(crate) struct AnswerList {
     last: AtomicPtr<Opaque>,
 }
@@ -62,22 +62,23 @@ impl AnswerList {
         Self { last: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// Whether there is any; may be outdated.
+    /// Whether the list has any answer; may be stale.
     pub(crate) fn has_any(&self) -> bool {
         !self.last.load(Relaxed).is_null()
     }
 
-    /// Adds a record, in any context. From then on it is the thread's that takes it.
+    /// Adds a record, in any context. From then on, the thread that takes the record owns it.
     ///
     /// # Safety
-    /// 1. The record is in no list of answers, and lives until [`AnswerList::take_all`] has
-    ///    returned it. `earlier` is part of it.
+    /// 1. The record is in no list of answers and lives until [`AnswerList::take_all`] has returned
+    ///    it. `earlier` is part of the record.
     pub(crate) unsafe fn add(&self, record: NonNull<Opaque>, earlier: NonNull<Earlier>) {
         let mut last = self.last.load(Relaxed);
         loop {
-            // SAFETY: the record lives, since it is not in the list yet (obligation 1).
+            // SAFETY: the record lives, because it is not in the list yet (obligation 1).
             unsafe { earlier.as_ref() }.0.store(last, Relaxed);
-            // Release: the answer comes before. Acquire is for the records that follow in the list.
+            // Release: the answer is written before the record is published. Acquire: for the
+            // records that follow in the list.
             match self.last.compare_exchange_weak(last, record.as_ptr(), AcqRel, Relaxed) {
                 Ok(_) => return,
                 Err(now) => last = now,
@@ -85,7 +86,7 @@ impl AnswerList {
         }
     }
 
-    /// Takes all answers, which are the caller's from now on. [`Earlier`] leads to the next.
+    /// Takes all answers, which the caller then owns. [`Earlier`] links to the next.
     pub(crate) fn take_all(&self) -> Option<NonNull<Opaque>> {
         if !self.has_any() {
             return None;

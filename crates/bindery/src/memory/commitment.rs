@@ -35,7 +35,7 @@ impl<P: Platform> fmt::Debug for Commitment<'_, P> {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Commit accounting: how much memory is committed, and what is refused.
+    /// Commit accounting: the committed memory and the rules for refusals.
     ///
     /// Context: any.
     #[inline]
@@ -67,12 +67,12 @@ impl<'m, P: Platform> Commitment<'m, P> {
 
     /// Pages committed (`Committed_AS`). Exact when no call runs.
     ///
-    /// Context: spins. Complexity: in the CPUs.
+    /// Context: spins. Complexity: linear in the number of CPUs.
     pub fn committed(&self) -> u64 {
         self.memory.commit.committed(self)
     }
 
-    /// Swap areas were added or removed: adds `slots` slots.
+    /// Adds `slots` slots after swap areas were added or removed.
     pub(crate) fn swap_changed(&self, slots: i64) {
         self.memory.commit.swap_changed(slots);
     }
@@ -87,17 +87,17 @@ impl<'m, P: Platform> Commitment<'m, P> {
         self.memory.commit.add(self, pages);
     }
 
-    /// Commits `pages` for as long as the guard lives, or refuses. A caller that wants them to stay
-    /// committed adds them before it drops the guard, so the same pages are never committed to two
-    /// processes.
+    /// Commits `pages` until the guard is dropped, or refuses. A caller that needs them committed
+    /// for longer adds them elsewhere before it drops the guard, so the same pages are never
+    /// committed to two processes.
     pub(crate) fn reserve(&self, pages: u64) -> Result<Reservation<'m, P>, Error> {
         let pages = pages.min(1 << 52) as i64;
         self.memory.commit.reserve(self, pages)?;
         Ok(Reservation { memory: self.memory, pages })
     }
 
-    /// Keeps `pages` committed for as long as the guard lives, although their commitment is about
-    /// to be returned: no other process can commit them in between.
+    /// Keeps `pages` committed until the guard is dropped, although their commitment is about to be
+    /// returned, so no other process can commit them in between.
     pub(crate) fn keep(&self, pages: u64) -> Reservation<'m, P> {
         let pages = pages.min(1 << 52) as i64;
         self.add(pages);
@@ -128,7 +128,7 @@ pub(crate) struct Reservation<'m, P: Platform> {
 }
 
 impl<P: Platform> Reservation<'_, P> {
-    /// Keeps the pages committed after the guard's end.
+    /// Ends the guard but leaves the pages committed.
     #[inline]
     pub(crate) fn stay(mut self) {
         self.pages = 0;

@@ -1,5 +1,5 @@
-//! CPUs that come and go: [`Memory::cpu_online`] makes the records of a CPU, and
-//! [`Memory::cpu_offline`] returns to the memory the things that the CPU keeps.
+//! CPU hotplug: [`Memory::cpu_online`] creates the records of a CPU, and [`Memory::cpu_offline`]
+//! returns the resources that the CPU caches.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -22,17 +22,17 @@ use crate::sync::Mutex;
 
 /// The parts of the CPUs' records that belong to the layers above the allocator.
 pub(crate) struct Cpus<P: Platform> {
-    /// Held while a CPU comes online or is taken offline.
+    /// Held while a CPU is brought online or taken offline.
     change: Mutex<P::SpinLock, ()>,
     records: CpuTable<CpuRecord<P>>,
     /// The number of CPUs that are online.
     online: AtomicU32,
 }
 
-/// The record of one CPU, of the layers above the allocator.
+/// The record of one CPU for the layers above the allocator.
 pub(crate) struct CpuRecord<P: Platform> {
     is_online: AtomicBool,
-    /// The items that calls on this CPU have unlinked, and that wait for readers.
+    /// The items that calls on this CPU have unlinked and that wait for a grace period.
     pub(crate) deferred: CachePadded<LockedQueue<P>>,
     pub(super) credit: Credit,
     pub(crate) swap: CachePadded<SwapPart>,
@@ -64,7 +64,7 @@ const fn order_of(bytes: usize) -> Order {
 }
 
 impl<P: Platform> CpuBlock<P> {
-    /// The block is not larger than 2^this frames.
+    /// The block has at most 2^`ORDER` frames.
     const ORDER: Order = {
         assert!(size_of::<Self>() <= 32 << 10, "the records of a CPU are too large");
         order_of(size_of::<Self>())
@@ -85,7 +85,7 @@ impl<P: Platform> Cpus<P> {
         Self { change: Mutex::new(()), records: CpuTable::new(), online: AtomicU32::new(0) }
     }
 
-    /// The record of the running CPU, if it was ever online. The answer may be stale.
+    /// The record of the running CPU, if it was ever online. May be stale.
     #[inline]
     pub(crate) fn own(&self, platform: &P) -> Option<&CpuRecord<P>> {
         self.records.of(|| platform.cpu())
@@ -96,20 +96,20 @@ impl<P: Platform> Cpus<P> {
         self.records.iter()
     }
 
-    /// Whether no CPU but the caller's can be in a read section that began before the call. The
-    /// caller is in none.
+    /// Whether no other CPU can be in a read section that began before the call. The caller is in
+    /// no read section.
     ///
-    /// 1. The caller unlinks a VMA, and makes a fence.
+    /// 1. The caller unlinks a VMA and executes a fence.
     /// 2. It reads that only its own CPU is online.
-    /// 3. A CPU that comes online later makes a fence before its first read section, so no section
-    ///    of it finds the VMA.
+    /// 3. A CPU that comes online later executes a fence before its first read section, so no
+    ///    section of it finds the VMA.
     #[inline]
     pub(crate) fn no_other_reads(&self, platform: &P) -> bool {
         if !self.records.has_slots() {
             return false;
         }
         fence(Ordering::SeqCst);
-        // Acquire: the last sections of the CPUs that went offline are over.
+        // Acquire: the last read sections of CPUs that were taken offline have ended.
         self.own(platform).is_some_and(|record| record.is_online.load(Ordering::Relaxed))
             && self.online.load(Ordering::Acquire) == 1
     }
@@ -120,7 +120,7 @@ impl<P: Platform> Cpus<P> {
     }
 }
 
-/// Makes a CPU of `memory` keep things for itself.
+/// Makes a CPU of `memory` cache resources for itself.
 fn bring_online<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> {
     if usize::from(cpu.0) >= MAX_CPUS {
         return Err(Error::Invalid);
@@ -139,13 +139,13 @@ fn bring_online<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> 
     swap::adopt(memory, &record.swap);
     let before = cpus.online.fetch_add(1, Ordering::Relaxed);
     memory.frames.share_fronts(before + 1);
-    // A CPU that has unlinked a VMA makes a fence, and then reads how many CPUs are online.
+    // A CPU that has unlinked a VMA executes a fence and then reads the number of online CPUs.
     // Either it reads the new number, or a read section of the new CPU does not find the VMA.
     fence(Ordering::SeqCst);
     Ok(())
 }
 
-/// Returns to `memory` the things that a CPU keeps for itself.
+/// Returns to `memory` the resources that a CPU caches.
 fn take_offline<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> {
     let cpus = &memory.cpus;
     let _change = cpus.change.lock();
@@ -153,7 +153,8 @@ fn take_offline<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> 
     if !record.is_online.swap(false, Ordering::Relaxed) {
         return Err(Error::Invalid);
     }
-    // Release: a CPU that reads the new number may free what the last sections have read.
+    // Release: a CPU that reads the new number may free records that the last read sections have
+    // read.
     let before = cpus.online.fetch_sub(1, Ordering::Release);
     let others = || cpus.records().filter(|record| record.is_online.load(Ordering::Relaxed));
     deferred::hand_over(memory, record, others().next());
@@ -165,11 +166,11 @@ fn take_offline<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Result<(), Error> 
     Ok(())
 }
 
-/// Makes the records of a CPU that has none.
+/// Creates the records of a CPU that has none.
 ///
 /// # Safety
 /// 1. `cpu` is below [`MAX_CPUS`].
-/// 2. The caller holds the lock of all changes.
+/// 2. The caller holds the lock for all changes of CPUs.
 unsafe fn make_records<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Option<&CpuRecord<P>> {
     let (fronts, magazines) = (memory.frames.fronts(), memory.frames.magazines());
     let (records, store) = (&memory.cpus.records, memory.swap.store.parts());
@@ -196,8 +197,8 @@ unsafe fn make_records<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Option<&Cpu
         block.write(CpuBlock::new(cpu));
         block.as_ref()
     };
-    // SAFETY: 1. the block was just written, and stays; 2. they were given slots, and the caller's
-    // obligation 1; 3. its obligation 2.
+    // SAFETY: 1. the block was just written, and is never freed; 2. the tables have slots, and the
+    // caller's obligation 1; 3. the caller's obligation 2.
     unsafe {
         fronts.enter(cpu, NonNull::from(&*block.front));
         magazines.enter(cpu, NonNull::from(&block.magazines));
@@ -208,7 +209,7 @@ unsafe fn make_records<P: Platform>(memory: &Memory<P>, cpu: Cpu) -> Option<&Cpu
     Some(&block.record)
 }
 
-/// Takes frames for records, which are never freed.
+/// Allocates frames for records, which are never freed.
 fn take_frames<P: Platform>(frames: &Frames<P>, order: Order) -> Option<Frame> {
     let first = frames.allocate(order, AllocateFor::Use)?;
     frames.meta(first).state.store(state_of(MetaKind::Cpu, order), Ordering::Relaxed);
@@ -216,14 +217,14 @@ fn take_frames<P: Platform>(frames: &Frames<P>, order: Order) -> Option<Frame> {
 }
 
 impl<P: Platform> Memory<P> {
-    /// Announces a CPU: from now on it keeps free frames and other things that it uses often for
-    /// itself, so that calls on different CPUs share fewer cache lines. A machine with one CPU need
-    /// not call it. If one CPU is online, every CPU must be that enters a read section (obligation
-    /// 4 of [`Platform`]).
+    /// Announces a CPU: from now on it caches free frames and other frequently used resources, so
+    /// that calls on different CPUs share fewer cache lines. A machine with one CPU need not call
+    /// it. If one CPU is online, every CPU that enters a read section must be online (obligation 4
+    /// of [`Platform`]).
     ///
-    /// The records take at most 32 KiB for each CPU, and 8 KiB for all. They stay when the CPU goes
-    /// offline, for the next time. The compressor of a CPU that sends pages to compressed memory
-    /// takes another 32 KiB until then.
+    /// The records take at most 32 KiB for each CPU, and 8 KiB for all. They are kept for reuse
+    /// when the CPU is taken offline. The compressor of a CPU that compresses pages uses another 32
+    /// KiB until the CPU is taken offline.
     ///
     /// Called on any CPU before the first read section of `cpu`.
     ///
@@ -231,7 +232,7 @@ impl<P: Platform> Memory<P> {
     ///
     /// # Errors
     /// - [`Error::Invalid`]: `cpu` is [`MAX_CPUS`] or above.
-    /// - [`Error::Busy`]: it is online already.
+    /// - [`Error::Busy`]: `cpu` is already online.
     /// - [`Error::OutOfMemory`]: no frames are free for its records. The CPU stays offline.
     ///
     /// ```
@@ -247,13 +248,13 @@ impl<P: Platform> Memory<P> {
         bring_online(self, cpu)
     }
 
-    /// Returns the things that a CPU keeps for itself: the others can use them. `cpu` has left its
-    /// last read section, and enters none until [`Memory::cpu_online`].
+    /// Returns the resources that a CPU caches, so that other CPUs can use them. `cpu` has left its
+    /// last read section and enters none until [`Memory::cpu_online`].
     ///
     /// Called on any CPU.
     ///
-    /// Context: spins. Complexity: linear in the things that the CPU keeps, which are bounded, and
-    /// in the clusters of swap slots that CPUs own.
+    /// Context: spins. Complexity: linear in the cached resources, whose number is bounded, and in
+    /// the clusters of swap slots that CPUs own.
     ///
     /// # Errors
     /// [`Error::Invalid`]: the CPU is not online.

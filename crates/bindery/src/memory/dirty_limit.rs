@@ -1,17 +1,17 @@
-//! [`DirtyLimit`]: a limit for the pages that pagers have yet to store.
+//! [`DirtyLimit`]: a limit for the dirty pages of files.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A limit for the dirty pages of a set of files, those that their pagers are storing included
-/// (Linux: `vm.dirty_bytes`, and `max_bytes` of a `bdi`). One is for all files
-/// ([`crate::Memory::dirty_limit`]). Further ones are for the files of a file system each
-/// ([`crate::Memory::file_system_within`]): a device that is slow or gone stops its own writers,
+/// A limit for the dirty pages of a set of files, including pages under writeback (Linux:
+/// `vm.dirty_bytes`, and `max_bytes` of a `bdi`). One limit applies to all files
+/// ([`crate::Memory::dirty_limit`]). Further limits each apply to the files of one file system
+/// ([`crate::Memory::file_system_within`]), so a slow or failed device blocks only its own writers
 /// and leaves memory to the others.
 ///
-/// A write or a write fault that would make a page dirty at the limit stores others first, of the
-/// same file or the same file system, with no lock held. It waits for nothing else: if its file
-/// system has no page that could be stored, it continues. So the limit may be passed by the pages
-/// of one call or one fault for each thread that writes. Punched holes and pins pass it.
+/// At the limit, a write or write fault that would make a page dirty first stores other pages of
+/// the same file or the same file system, with no lock held. It waits for nothing else: if its file
+/// system has no page that could be stored, it continues. So each writing thread may exceed the
+/// limit by the pages of one call or one fault. Punched holes and pins are not limited.
 ///
 /// ```
 /// use bindery::{DirtyLimit, FileSystem, Memory, Pager, Platform};
@@ -40,7 +40,7 @@ impl DirtyLimit {
         Self { limit: AtomicU64::new(pages), pages: AtomicU64::new(0) }
     }
 
-    /// The number of pages that may be dirty. At least one may, whatever the limit.
+    /// The number of pages that may be dirty. At least one may be dirty, whatever the limit.
     pub fn limit(&self) -> u64 {
         self.limit.load(Relaxed)
     }
@@ -50,8 +50,8 @@ impl DirtyLimit {
         self.limit.store(pages, Relaxed);
     }
 
-    /// The number of pages that are dirty or being stored. Exact for each file with up to 32 of
-    /// them; for a file with more, rounded up to a multiple of 32.
+    /// The number of pages that are dirty or being stored. Exact for each file with up to 32 such
+    /// pages; for a file with more, rounded up to a multiple of 32.
     pub fn pages(&self) -> u64 {
         self.pages.load(Relaxed)
     }
@@ -62,7 +62,7 @@ impl DirtyLimit {
         pages > 0 && pages >= self.limit()
     }
 
-    /// Adds `by` to the pages; wraps for a difference.
+    /// Adds `by` to the number of pages; a wrapped value subtracts.
     pub(crate) fn charge(&self, by: u64) {
         self.pages.fetch_add(by, Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Frames as the embedder sees them: their use, and those that it allocates for itself.
+//! Frames from the embedder's view: their use, and the frames that the embedder allocates.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -18,10 +18,10 @@ impl<P: Platform> Memory<P> {
         kind_of(self, frame)
     }
 
-    /// The use of a frame. Frames that do not belong to the memory are reported as such. Takes no
-    /// lock but the allocator's and those of the CPUs' free frames, briefly.
+    /// The use of a frame. Frames outside the memory are reported as such. Briefly takes the locks
+    /// of the allocator and of the CPUs' free frames, and no others.
     ///
-    /// Context: any. Complexity: linear in the CPUs that were ever online.
+    /// Context: any. Complexity: linear in the number of CPUs that were ever online.
     pub fn frame_view(&self, frame: Frame) -> FrameView {
         crate::folio::frame_view(&self.frames, frame)
     }
@@ -33,18 +33,18 @@ impl<P: Platform> Memory<P> {
         self.frames.span()
     }
 
-    /// Counts frames by use. It looks them up one by one, so a frame whose use changes concurrently
-    /// is counted by its old or its new use.
+    /// Counts frames by use. Frames are examined one by one, so a frame whose use changes
+    /// concurrently is counted under its old or its new use.
     ///
     /// Context: spins. Complexity: linear in the blocks of frames.
     pub fn frame_usage(&self) -> FrameUsage {
         crate::folio::frame_usage(&self.frames, self.huge_order())
     }
 
-    /// Allocates 2^`order` consecutive frames, aligned to their size, for the embedder's own use:
-    /// to map them by [`crate::KernelMap::vmap`], or for a device. Their content is unspecified.
-    /// `None` if there is no such block beside the frames that are kept for reclaim, or if `order`
-    /// is above 10. In the first case [`Memory::drain_deferred`] may help.
+    /// Allocates 2^`order` consecutive frames, aligned to their size, for the embedder's own use,
+    /// for example for [`crate::KernelMap::vmap`] or a device. Their content is unspecified. `None`
+    /// if no such block is free outside the reclaim reserve, or if `order` is above 10. In the
+    /// first case [`Memory::drain_deferred`] may help.
     ///
     /// Context: spins. Complexity: constant.
     pub fn allocate_frames(&self, order: Order) -> Option<FrameRange> {
@@ -52,18 +52,18 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Frees all frames of one [`Memory::allocate_frames`]. Returns whether they came from such a
-    /// call, and no program maps one ([`crate::FrameSource`]); anything else stays as it is. Leaves
-    /// are counted down at the end of an unmapping. So frames that were revoked may be refused for
-    /// a moment, while another thread ends a `munmap` or an address space.
+    /// call, and no program maps any of them ([`crate::FrameSource`]); other frames are left
+    /// unchanged. Leaves are counted down at the end of an unmapping, so revoked frames may be
+    /// refused briefly while another thread completes a `munmap` or drops an address space.
     ///
     /// Context: spins. Complexity: constant.
     ///
     /// # Safety
-    /// 1. The frames are the caller's: the caller, or the code that passed them on, got them from
-    ///    [`Memory::allocate_frames`].
+    /// 1. The caller owns the frames: the caller, or the code that passed them on, received them
+    ///    from [`Memory::allocate_frames`].
     /// 2. The frames are no longer in use: no reference and no device reads or writes them, no
-    ///    table and no TLB names them. (Frames that [`crate::KernelMap::vunmap`] unmaps lazily stay
-    ///    named until the next [`crate::KernelMap::purge`].)
+    ///    table and no TLB maps them. (TLBs may map frames that [`crate::KernelMap::vunmap`] unmaps
+    ///    lazily until the next [`crate::KernelMap::purge`].)
     ///
     /// ```
     /// fn free<P: bindery::Platform>(memory: &bindery::Memory<P>, frames: bindery::FrameRange) {
@@ -72,7 +72,7 @@ impl<P: Platform> Memory<P> {
     /// }
     /// ```
     ///
-    /// Safe code does not free frames:
+    /// Safe code cannot free frames:
     ///
     /// ```compile_fail,E0133
     /// fn free<P: bindery::Platform>(memory: &bindery::Memory<P>, frames: bindery::FrameRange) {
@@ -103,7 +103,7 @@ pub enum FrameKind {
     Anonymous,
     /// A page of shared memory or of a file.
     Object,
-    /// Another use, or not a frame of the memory.
+    /// Another use, or a frame outside the memory.
     Other,
 }
 
@@ -118,7 +118,7 @@ fn kind_of<P: Platform>(memory: &Memory<P>, frame: Frame) -> FrameKind {
 
 fn allocate<P: Platform>(memory: &Memory<P>, order: Order) -> Option<FrameRange> {
     let first = memory.frames.allocate(order, AllocateFor::Use).or_else(|| {
-        // The frames that CPUs keep, free or with free objects only, may complete a block.
+        // The frames that CPUs cache, free or with only free objects, may complete a block.
         if !memory.frames.fronts().has_slots() || order > MAX_ORDER {
             return None;
         }
@@ -141,12 +141,13 @@ unsafe fn free<P: Platform>(memory: &Memory<P>, frames: FrameRange) -> bool {
     }
     let taken = meta::state_of(meta::MetaKind::Embedder, order);
     let raw = meta::state_of(meta::MetaKind::Raw, order);
-    // Before the state changes: an unmapping finds the block by it. A program may still map some
-    // frames, until the source revokes them; after that, the count only falls.
+    // Checked before the state changes, because an unmapping finds the block by its state. A
+    // program may still map some frames until the source revokes them; after that, the count only
+    // falls.
     if memory.frames.meta(frames.first).word.load(Ordering::Acquire) != 0 {
         return false;
     }
-    // In one step: if two threads free the same frames, only one of them succeeds.
+    // In one step, so that only one of two threads that free the same frames succeeds.
     let state = &memory.frames.meta(frames.first).state;
     let known = state.compare_exchange(taken, raw, Ordering::Relaxed, Ordering::Relaxed).is_ok();
     if known {

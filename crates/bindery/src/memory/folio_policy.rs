@@ -1,4 +1,4 @@
-//! [`FolioPolicy`]: which folio sizes faults may use.
+//! [`FolioPolicy`]: the folio sizes that faults may use.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU8, AtomicU16, Ordering};
@@ -6,10 +6,10 @@ use core::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 use crate::addr::{Order, Orders};
 use crate::folio::MAX_FOLIO_ORDER;
 
-/// A program's request for a mapping.
+/// A program's advice for a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum HugeAdvice {
-    /// No request.
+    /// No advice.
     None,
     /// Large folios (`MADV_HUGEPAGE`).
     Use,
@@ -17,7 +17,7 @@ pub(crate) enum HugeAdvice {
     Avoid,
 }
 
-/// The mappings that use folios of one size, as in Linux's files
+/// The mappings that use folios of one size, as in the Linux files
 /// `/sys/kernel/mm/transparent_hugepage/hugepages-*kB/enabled`.
 ///
 /// ```
@@ -34,7 +34,7 @@ pub(crate) enum HugeAdvice {
 pub enum SizeMode {
     /// In no mapping.
     Never,
-    /// In mappings for which the program has asked (`MADV_HUGEPAGE`).
+    /// In mappings for which the program has requested it (`MADV_HUGEPAGE`).
     Madvise,
     /// According to [`FolioPolicy::set_global`].
     Inherit,

@@ -1,4 +1,4 @@
-//! Makes new code visible to instruction fetches, if the processor does not do so itself.
+//! Makes new code visible to instruction fetches on processors that do not do so themselves.
 
 use crate::Memory;
 use crate::addr::Frame;
@@ -6,9 +6,8 @@ use crate::arch::{Arch, Permissions};
 use crate::folio::Folio;
 use crate::platform::Platform;
 
-/// Makes the content of `folio`, which is complete, visible to instruction fetches, once.
-/// Called before a leaf with these permissions maps one of its pages. Does nothing for a leaf
-/// that is not executable.
+/// Makes the complete content of `folio` visible to instruction fetches, once. Called before a leaf
+/// with these permissions maps one of its pages. Has no effect for a leaf that is not executable.
 #[inline]
 pub(crate) fn before_execution<P: Platform>(
     memory: &Memory<P>,
@@ -20,7 +19,7 @@ pub(crate) fn before_execution<P: Platform>(
     }
 }
 
-/// Like [`before_execution`], for a frame that may belong to no folio: the zero page is
+/// Like [`before_execution`], for a frame that need not belong to a folio. The zero page is
 /// synchronized at boot, other frames by the embedder.
 #[inline]
 pub(crate) fn before_execution_of<P: Platform>(
@@ -45,8 +44,8 @@ fn synchronize_instructions<P: Platform>(memory: &Memory<P>, folio: Folio) {
     }
 }
 
-/// Records that frames from `frame` on, all of one folio, were written: its next executable
-/// leaf is made only after instruction fetches see the content.
+/// Records that frames from `frame` on, all in one folio, were written, so the folio's next
+/// executable leaf is created only after instruction fetches see the content.
 #[inline]
 pub(crate) fn written_by_call<P: Platform>(memory: &Memory<P>, frame: Frame) {
     if !P::Arch::COHERENT_FETCHES

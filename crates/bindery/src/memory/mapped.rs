@@ -1,4 +1,4 @@
-//! Mappings of folios, counted for runs of leaves.
+//! Counts mappings of folios for runs of leaves.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -12,9 +12,9 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::after_unmapping;
 
-/// The length of the run that begins with `frame`, at most `limit` pages, and the difference
-/// between neighbors: the rest of the folio; neighbors that all map the zero page count as one
-/// run too.
+/// The length of the run that begins with `frame`, at most `limit` pages, and the frame difference
+/// between neighbors. A run is the rest of the folio; adjacent leaves of the zero page also form a
+/// run.
 #[inline]
 pub(crate) fn folio_limit<P: Platform>(memory: &Memory<P>, frame: Frame, limit: u32) -> (u32, u64) {
     if frame == memory.zero_frame {
@@ -32,12 +32,12 @@ pub(crate) fn folio_limit<P: Platform>(memory: &Memory<P>, frame: Frame, limit: 
     }
 }
 
-/// Drops the mappings of `pages` pages of one folio, from the page of `first` on; `first` holds
-/// accessed and dirty of them all.
+/// Drops the mappings of `pages` pages of one folio, starting with the page of `first`, which has
+/// the combined accessed and dirty bits of all pages.
 ///
 /// # Safety
-/// 1. The caller has taken their entries away, and drops the mappings only here.
-/// 2. No TLB has translations of these entries any more.
+/// 1. The caller has removed their entries and drops the mappings only here.
+/// 2. No TLB has translations from these entries.
 pub(crate) unsafe fn unmap_pages<P: Platform>(
     memory: &Memory<P>,
     first: Entry,
@@ -59,7 +59,7 @@ pub(crate) unsafe fn unmap_pages<P: Platform>(
 /// As [`unmap_pages`], for frames that are known to be dirty or clean.
 ///
 /// # Safety
-/// 1. and 2. As there.
+/// 1. and 2. As for [`unmap_pages`].
 pub(crate) unsafe fn unmap_frames<P: Platform>(
     memory: &Memory<P>,
     first: Frame,
@@ -71,7 +71,7 @@ pub(crate) unsafe fn unmap_frames<P: Platform>(
         return unmap_shown(memory, FrameRange { first, count: pages });
     };
     if dirty {
-        // Before the mapping is dropped: afterwards the folio may be freed and reused.
+        // Marked before the mapping is dropped, because the folio may then be freed and reused.
         memory.frames.folio(folio).mark_dirty();
     }
     counts.folios_touched += 1;
@@ -81,8 +81,8 @@ pub(crate) unsafe fn unmap_frames<P: Platform>(
     after_unmapping(memory, &mut memory.free_batch(), folio, freed);
 }
 
-/// Adds mappings of `pages` pages of one folio to another address space, whose counts are
-/// `theirs`: the pages are no longer exclusive.
+/// Adds mappings of `pages` pages of one folio to another address space with the counts `theirs`.
+/// The pages are no longer exclusive.
 pub(crate) fn share_frames<P: Platform>(
     memory: &Memory<P>,
     first: Frame,

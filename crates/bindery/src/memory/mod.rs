@@ -50,8 +50,8 @@ pub(crate) use record::{Anchor, DEFERRED_KINDS, Opaque, Record, RecordKind};
 pub(crate) use shown::{map_shown, may_show, shown_limit, unmap_shown};
 use watermarks::Watermarks;
 
-/// The machine's memory as Bindery manages it: frames, their metadata, the zero page, the folio
-/// policies. A system has one, and every [`crate::AddressSpace`] borrows it.
+/// The machine's memory under Bindery's management: frames, their metadata, the zero page, the
+/// folio policies. A system has one memory, and every [`crate::AddressSpace`] borrows it.
 ///
 /// ```
 /// use bindery::{FrameRange, FramesError, Memory, Platform};
@@ -84,13 +84,13 @@ pub struct Memory<P: Platform> {
     file_policy: FolioPolicy,
     commit: CommitState,
     dirty_limit: DirtyLimit,
-    /// Held while pages move between the committed ones and the credit of a CPU.
+    /// Held while pages move between the global commitment and the credit of a CPU.
     credit_lock: Mutex<P::SpinLock, ()>,
     fault_reserve: AtomicU64,
     watermarks: Watermarks,
     /// The number of lists of areas created so far.
     indexes: AtomicU64,
-    /// The last number that an address space received for its userfaultfds.
+    /// The last identity assigned to an address space for its userfaultfds.
     last_identity: AtomicU64,
     pub(crate) rare: RareEvents,
     pub(crate) cpus: Cpus<P>,
@@ -115,13 +115,14 @@ impl<P: Platform> Memory<P> {
     /// If ranges are empty, overlap, or are too small to hold their own metadata.
     ///
     /// # Safety
-    /// 1. Only the memory uses the frames, from the call on and forever: they are RAM, and no part
-    ///    of the caller's image, heap, stacks, tables or initial file system; no device writes
-    ///    them; no other `Memory` was made of them. (Leave such frames out of `ranges`.)
-    /// 2. No translation leads to them, in any table that a CPU walks and in any TLB, but the
-    ///    direct map's.
+    /// 1. Only the memory uses the frames from the call on, forever: they are RAM, and no part of
+    ///    the caller's image, heap, stacks, tables or initial file system; no device writes them;
+    ///    no other `Memory` was made of them. (Leave such frames out of `ranges`.)
+    /// 2. No translation in any table that a CPU walks, or in any TLB, leads to the frames, except
+    ///    those of the direct map.
     ///
-    /// Two memories over the same frames would both allocate them, so safe code makes none:
+    /// Two memories over the same frames would both allocate them, so safe code cannot create a
+    /// memory:
     ///
     /// ```compile_fail,E0133
     /// use bindery::{FrameRange, FramesError, Memory, Platform};
@@ -145,16 +146,16 @@ impl<P: Platform> Memory<P> {
 
     /// The folio sizes that faults may use in anonymous memory. May be changed at any time.
     ///
-    /// At first as on Linux with its default configuration: the huge size (2 MiB) inherits, the
-    /// global mode is [`SizeMode::Always`], and no other size is used. Some distributions choose
-    /// [`SizeMode::Madvise`] instead ([`FolioPolicy::set_global`]).
+    /// The initial policy is that of Linux in its default configuration: the huge size (2 MiB)
+    /// inherits, the global mode is [`SizeMode::Always`], and no other size is used. Some
+    /// distributions choose [`SizeMode::Madvise`] instead ([`FolioPolicy::set_global`]).
     ///
     /// Context: any.
     pub fn folio_policy(&self) -> &FolioPolicy {
         &self.policy
     }
 
-    /// Like [`Memory::folio_policy`], for shared memory (Linux: `shmem_enabled`). At first the
+    /// Like [`Memory::folio_policy`], for shared memory (Linux: `shmem_enabled`). The initial
     /// global mode is [`SizeMode::Never`], as on Linux.
     ///
     /// Context: any.
@@ -162,7 +163,7 @@ impl<P: Platform> Memory<P> {
         &self.shared_policy
     }
 
-    /// Like [`Memory::folio_policy`], for files. At first no size is used. (On Linux the file
+    /// Like [`Memory::folio_policy`], for files. Initially no size is used. (On Linux the file
     /// system decides.)
     ///
     /// Context: any.
@@ -170,7 +171,7 @@ impl<P: Platform> Memory<P> {
         &self.file_policy
     }
 
-    /// The limit for the dirty pages of all files together: at first a fifth of the frames (Linux:
+    /// The limit for the dirty pages of all files together, initially a fifth of the frames (Linux:
     /// `vm.dirty_ratio`, 20 %).
     ///
     /// Context: any.
@@ -178,15 +179,15 @@ impl<P: Platform> Memory<P> {
         &self.dirty_limit
     }
 
-    /// A number that was never returned before, and is not 0.
+    /// A nonzero number that was never returned before.
     pub(crate) fn new_identity(&self) -> u64 {
         self.last_identity.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Keeps `frames` frames for faults; 0 at first. [`Object::write`] and [`Object::allocate`]
-    /// reclaim pages if they would take one of them. If that frees too few, they fail with
-    /// [`crate::Error::OutOfMemory`], and [`Platform::out_of_memory`] is not called. So a program
-    /// that fills all memory with a file gets that error, nothing is killed for it, and its faults
+    /// Reserves `frames` frames for faults; initially 0. [`Object::write`] and [`Object::allocate`]
+    /// reclaim pages if they would consume the reserve. If reclaim frees too few pages, they fail
+    /// with [`crate::Error::OutOfMemory`], and [`Platform::out_of_memory`] is not called. So a
+    /// program that fills all memory with a file gets that error, no program is killed, and faults
     /// still find frames.
     ///
     /// [`Object::write`]: crate::Object::write
@@ -197,7 +198,7 @@ impl<P: Platform> Memory<P> {
         self.fault_reserve.store(frames, Ordering::Relaxed);
     }
 
-    /// The value of [`Memory::set_fault_reserve`], in frames.
+    /// The number of frames that was set by [`Memory::set_fault_reserve`].
     ///
     /// Context: any.
     pub fn fault_reserve(&self) -> u64 {
@@ -218,7 +219,8 @@ impl<P: Platform> Memory<P> {
         self.rare.read(taken, returned, of_cpus)
     }
 
-    /// Whether the frame is the zero page or part of the huge one, which all address spaces share.
+    /// Whether the frame is the zero page or part of the huge zero page, which all address spaces
+    /// share.
     pub(crate) fn is_zero(&self, frame: Frame) -> bool {
         frame == self.zero_frame || self.huge_zero.pages_from(frame, self.huge_order()) > 0
     }
@@ -230,11 +232,12 @@ impl<P: Platform> Memory<P> {
         self.frames.free_frame_count()
     }
 
-    /// Sets the watermarks of the embedder's reclaimer, in free frames (Linux: those of a zone). It
-    /// wakes when fewer than `low` are free ([`Memory::is_short`]), and reclaims until `high` are
-    /// ([`Memory::shortage`]). Both are 0 at first. While a swap area is on, both are at least
-    /// three times the frames that reclaim keeps for itself ([`Memory::reserved_frames`]); a system
-    /// without one, which drops pages of files only, needs this call.
+    /// Sets the watermarks of the embedder's reclaimer, in free frames (Linux: those of a zone).
+    /// The reclaimer wakes when fewer than `low` frames are free ([`Memory::is_short`]) and
+    /// reclaims until `high` are free ([`Memory::shortage`]). Both are initially 0. While a swap
+    /// area is on, both are at least three times the frames reserved for reclaim
+    /// ([`Memory::reserved_frames`]). A system without a swap area, which only drops pages of
+    /// files, must call this function.
     ///
     /// Context: any.
     ///
@@ -245,8 +248,9 @@ impl<P: Platform> Memory<P> {
         self.watermarks.set(low, high, self.total_frames())
     }
 
-    /// Whether fewer frames are free than the low watermark ([`Memory::set_watermarks`]): time to
-    /// wake the embedder's reclaimer. An embedder asks after a fault or a call, or by a timer.
+    /// Whether fewer frames are free than the low watermark ([`Memory::set_watermarks`]), so the
+    /// embedder should wake its reclaimer. An embedder checks this after a fault or a call, or by a
+    /// timer.
     ///
     /// Context: any. Complexity: linear in the CPUs that were ever online.
     pub fn is_short(&self) -> bool {
@@ -262,14 +266,14 @@ impl<P: Platform> Memory<P> {
         high.saturating_sub(self.free_frame_count())
     }
 
-    /// Whether `frames` frames may be taken for content that nothing needs yet: afterwards
-    /// as many are free as three times the reserve, and as a 64th of all frames.
+    /// Whether `frames` frames may be used for content that is not needed yet: at least three times
+    /// the reserve and a 64th of all frames remain free.
     pub(crate) fn has_room_for(&self, frames: u64) -> bool {
         let enough = self.enough_free_frames().max(self.total_frames() / 64);
         self.free_frame_count() >= enough + frames
     }
 
-    /// With this many free frames, allocations are far from the reserve.
+    /// The number of free frames at which allocations are far from the reserve.
     pub(crate) fn enough_free_frames(&self) -> u64 {
         self.frames.reserve() * 3
     }
@@ -281,7 +285,7 @@ impl<P: Platform> Memory<P> {
         self.frames.total_frames()
     }
 
-    /// Frees the frames that caches keep for later, and deferred frees whose readers have all ended
+    /// Frees cached frames and the deferred items whose grace period has ended
     /// ([`Memory::deferred`]).
     ///
     /// Context: spins. Complexity: linear in the frames and items that are freed.
@@ -298,9 +302,9 @@ impl<P: Platform> Memory<P> {
         self.frames.inject.fail_after(n);
     }
 
-    /// Sets the maximum of free frames that each CPU that is online keeps for itself; 0 for none.
-    /// The next call of [`Memory::cpu_online`] or [`Memory::cpu_offline`] sets it again. For tests
-    /// whose memory is small.
+    /// Sets the maximum number of free frames that each online CPU keeps for itself; 0 for none.
+    /// The next call of [`Memory::cpu_online`] or [`Memory::cpu_offline`] overrides it. For tests
+    /// with little memory.
     #[cfg(any(test, feature = "testing"))]
     pub fn set_front_limit(&self, frames: u32) {
         self.frames.set_front_limit(frames);
@@ -309,44 +313,44 @@ impl<P: Platform> Memory<P> {
     /// The entries of a table.
     ///
     /// # Safety
-    /// 1. `table` is a page table of [`Platform::Arch`], or the root of one: its frame was zeroed
-    ///    for it, and the core and the MMU access it only by aligned 64-bit atomics.
+    /// 1. `table` is a page table of [`Platform::Arch`] or its root: its frame was zeroed for this
+    ///    use, and the core and the MMU access it only by aligned 64-bit atomics.
     /// 2. It is not freed while the result is used: the caller has it locked, is in a read section
-    ///    in which it found the table, has detached it, or is the only thread that knows it.
+    ///    in which it found the table, has detached it, or is the only thread that can find it.
     #[inline]
     pub(crate) unsafe fn table_entries(&self, table: Frame) -> &[AtomicU64] {
         let arena = self.platform().direct_map(table).cast::<AtomicU64>();
         debug_assert!(PAGE_SIZE >= 8 << P::Arch::INDEX_BITS);
         // SAFETY: the arena shows all 4,096 bytes of the frame for as long as the platform lives
         // (obligation 1 of `Platform`), aligned to 4,096; a table of 2^INDEX_BITS entries fits. All
-        // others use the bytes by atomics (the caller's obligation 1), and they stay a
-        // table's (its obligation 2).
+        // other accesses to the bytes are atomic (the caller's obligation 1), and the frame remains
+        // a table (its obligation 2).
         unsafe { core::slice::from_raw_parts(arena.as_ptr(), P::Arch::ENTRIES as usize) }
     }
 
-    /// The key of the heights of another list of areas. It depends only on the platform's seed and
-    /// on the number of lists before it: the same calls cost the same wherever the kernel and its
-    /// frames are.
+    /// The key for the tower heights of a new list of areas. It depends only on the platform's seed
+    /// and on the number of earlier lists, so the same calls have the same cost wherever the kernel
+    /// and its frames are located.
     pub(crate) fn index_key(&self) -> [u64; 2] {
         [self.platform().seed(), self.indexes.fetch_add(1, Ordering::Relaxed)]
     }
 
-    /// To be called before an allocation that may wait for memory: not under a table lock, and not
-    /// in a read section, where a thread that has to free memory could wait for the caller. There,
-    /// an allocation is only tried; if it fails, the caller releases all locks, allocates outside,
-    /// and looks again ([`crate::table::TablePool`]).
+    /// Called before an allocation that may wait for memory. Not called under a table lock or in a
+    /// read section, because the thread that frees memory could wait for the caller. In those
+    /// contexts, an allocation is only tried; if it fails, the caller releases all locks,
+    /// allocates, and retries ([`crate::table::TablePool`]).
     #[inline]
     pub(crate) fn may_wait(&self) {
         self.platform().allocation_may_wait();
     }
 
-    /// Counts a fault that had to read content in.
+    /// Counts a fault that read content from a pager or swap.
     pub(crate) fn note_major_fault(&self) {
         RareEvents::note(&swap::frequent_events(self).major_faults);
         self.platform().major_fault();
     }
 
-    /// Reports to a measuring platform the work that was done in a read section or with locks held.
+    /// Reports to a measuring platform the work done in a read section or under locks.
     #[inline(always)]
     pub(crate) fn worked(&self, _entries: u64, _tables_marked: u64) {
         #[cfg(any(test, feature = "measure"))]
@@ -354,14 +358,14 @@ impl<P: Platform> Memory<P> {
             .worked(crate::platform::Work { entries: _entries, tables_marked: _tables_marked });
     }
 
-    /// For a caller that unmaps many pages: frames that become free are freed together with their
-    /// neighbors.
+    /// A batch for a caller that unmaps many pages: frames that become free are freed together with
+    /// their neighbors.
     pub(crate) fn free_batch(&self) -> FreeBatch<'_, P> {
         FreeBatch::new(&self.frames)
     }
 }
 
-/// The share of all frames that may be dirty pages of files, as a divisor.
+/// The maximum fraction of all frames that may be dirty pages of files, as a divisor.
 const DIRTY_SHARE: u64 = 5;
 
 /// # Safety

@@ -1,4 +1,4 @@
-//! The records of a layer: the list of all, and those that an embedder has named.
+//! The records of a layer: the list of all records, and those that an embedder has named.
 
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -17,8 +17,8 @@ pub(crate) struct Name {
 }
 
 impl Name {
-    /// Differs for two names unless their numbers differ by what their spaces do: names that are
-    /// equal here are compared.
+    /// A hash of the name. Different names may have the same hash, so names with equal hashes are
+    /// compared.
     fn mixed(self) -> u64 {
         /// 2^64 divided by the golden ratio, odd (Knuth, volume 3, 6.4).
         const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -26,11 +26,11 @@ impl Name {
     }
 }
 
-/// A record's name, and its place among the named ones. Part of the record.
+/// A record's name, and its position among the named records. Part of the record.
 pub(crate) struct NameLinks {
     links: IntervalLinks<Self>,
     name: Name,
-    /// The record, once it is among the named ones.
+    /// The record, once it is among the named records.
     record: AtomicPtr<Opaque>,
 }
 
@@ -45,18 +45,19 @@ impl NameLinks {
         (self.name.space != 0).then_some(self.name)
     }
 
-    /// Sets the record that these are a part of.
+    /// Sets the record that contains these links.
     pub(crate) fn set_record(&self, record: NonNull<Opaque>) {
         self.record.store(record.as_ptr(), Relaxed);
     }
 
-    /// The record that these are a part of.
+    /// The record that contains these links.
     pub(crate) fn record(&self) -> Option<NonNull<Opaque>> {
         NonNull::new(self.record.load(Relaxed))
     }
 }
 
-/// Orders named records by a mix of number space and number: the spaces share small numbers.
+/// Orders named records by a hash of number space and number, because the number spaces have small
+/// numbers in common.
 pub(crate) struct ByNumber;
 
 impl Member<NameLinks> for ByNumber {

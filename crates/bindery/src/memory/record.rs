@@ -1,8 +1,8 @@
-//! The records of the layers above: each type has its own slab.
+//! The records of the higher layers: each type has its own slab.
 //!
-//! A [`Memory`] keeps the slabs, since an address space, an object and a kernel map share them. It
-//! knows the types only by number ([`RecordKind`]): a layer assigns its type a number ([`Record`]),
-//! and gets that slab with its type.
+//! A [`Memory`] contains the slabs, because address spaces, objects and kernel maps share them. It
+//! identifies the types only by number ([`RecordKind`]): a layer assigns a number to its type
+//! ([`Record`]) and gets the corresponding typed slab.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -16,7 +16,8 @@ use crate::sync::Mutex;
 use super::Memory;
 use super::named::Records;
 
-/// The number of a type of records. Those of the first [`DEFERRED_KINDS`] may wait for readers.
+/// The number of a record type. Records of the first [`DEFERRED_KINDS`] may wait for a grace
+/// period.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RecordKind {
     Vma,
@@ -33,7 +34,7 @@ pub(crate) enum RecordKind {
     DetachedBatch,
 }
 
-/// The number of kinds of records that may wait for readers.
+/// The number of record kinds that may wait for a grace period.
 pub(crate) const DEFERRED_KINDS: usize = RecordKind::KernelArea as usize + 1;
 const KINDS: usize = RecordKind::DetachedBatch as usize + 1;
 
@@ -82,7 +83,7 @@ pub(crate) unsafe trait Record: Sized {
     const KIND: RecordKind;
 }
 
-/// A record whose type only a layer above knows.
+/// A record whose type is known only to a higher layer.
 pub(crate) struct Opaque;
 
 /// One slab for each kind.
@@ -100,8 +101,8 @@ impl<P: Platform> Memory<P> {
     pub(crate) fn slab<T: Record>(&self) -> &Slab<T, P> {
         let slab = ptr::from_ref(&self.slabs.0[T::KIND as usize]);
         // SAFETY: a slab is the same in memory whatever it holds (`repr(C)`, and no field is of the
-        // objects' type). All records in this one came through this method, and by obligation 1 of
-        // `Record` they have this very type.
+        // objects' type). All records in this slab were allocated through this method and, by
+        // obligation 1 of `Record`, have exactly this type.
         unsafe { &*slab.cast::<Slab<T, P>>() }
     }
 
@@ -111,12 +112,12 @@ impl<P: Platform> Memory<P> {
     }
 }
 
-/// The head of a layer's records of one type.
+/// The anchor of a layer's records of one type.
 pub(crate) struct Anchor<P: Platform> {
     pub(crate) records: Mutex<P::SpinLock, Records>,
     /// The last identity that a record received.
     pub(crate) last_identity: AtomicU64,
-    /// The number of records that have left the list, and that weak handles keep.
+    /// The number of records that have left the list but are kept by weak handles.
     pub(crate) kept: AtomicU64,
 }
 

@@ -1,6 +1,6 @@
 //! Leaves without a folio. Those of the embedder's blocks are counted in the block's metadata, so
-//! that no block is freed while a program maps a part of it. Zero pages, and frames that are not of
-//! the memory, have no counts.
+//! that no block is freed while a program maps a part of it. Zero pages and frames outside the
+//! memory have no counts.
 
 use core::sync::atomic::Ordering;
 
@@ -9,23 +9,23 @@ use crate::addr::{Frame, Order};
 use crate::frame::{FrameRange, MAX_ORDER, meta};
 use crate::platform::Platform;
 
-/// Frames that the core does not use.
+/// The user of frames that the core does not use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FrameUser {
-    /// Frames of a block of [`Memory::allocate_frames`], by its first frame.
+    /// Frames of a block of [`Memory::allocate_frames`], identified by its first frame.
     Embedder(Frame),
     /// Frames outside the memory.
     Other,
 }
 
-/// Whether programs may map these frames through a [`crate::FrameSource`]: none of them is one that
-/// the memory allocates for the core.
+/// Whether programs may map these frames through a [`crate::FrameSource`]: the memory has allocated
+/// none of them for the core.
 pub(crate) fn may_show<P: Platform>(memory: &Memory<P>, frames: FrameRange) -> bool {
     each_block(memory, frames, |block, _| block.is_some())
 }
 
-/// The length of a run of leaves without a folio that begins with `frame`, at most `limit`: it ends
-/// before a frame of the core's, which may be a folio of the next mapping.
+/// The length of a run of leaves without a folio that begins with `frame`, at most `limit`. The run
+/// ends before a frame of the core, which may be a folio of the next mapping.
 #[cold]
 pub(crate) fn shown_limit<P: Platform>(memory: &Memory<P>, frame: Frame, limit: u32) -> u32 {
     let mut length = 0;
@@ -36,7 +36,7 @@ pub(crate) fn shown_limit<P: Platform>(memory: &Memory<P>, frame: Frame, limit: 
     length.max(1)
 }
 
-/// Counts new leaves of these frames, which may be shown.
+/// Counts new leaves of these frames, which `may_show` permits.
 pub(crate) fn map_shown<P: Platform>(memory: &Memory<P>, frames: FrameRange) {
     each_block(memory, frames, |block, count| {
         if let Some(FrameUser::Embedder(head)) = block {
@@ -65,9 +65,8 @@ fn count_removed<P: Platform>(memory: &Memory<P>, frames: FrameRange) {
     });
 }
 
-/// Visits the blocks of the frames in order, each with the number of its frames that are among
-/// them, as long as `visit` returns true. `None` for a frame that the core uses. Returns what
-/// `visit` returned last.
+/// Visits the blocks of the frames in order, each with the number of given frames in it, as long as
+/// `visit` returns true. `None` for a frame that the core uses. Returns the last result of `visit`.
 fn each_block<P: Platform>(
     memory: &Memory<P>,
     frames: FrameRange,
@@ -76,7 +75,7 @@ fn each_block<P: Platform>(
     let span = memory.frame_span();
     let (mut at, mut left) = (frames.first, frames.count);
     while left > 0 {
-        // Before the memory, and behind it, there are no blocks.
+        // No blocks exist before or after the memory.
         let (block, count) = if at < span.first {
             (Some(FrameUser::Other), span.first.0 - at.0)
         } else if !span.contains(at) {
@@ -98,7 +97,7 @@ fn each_block<P: Platform>(
 }
 
 /// The embedder's block that holds `frame`: its head and its order. A head is aligned to its
-/// block's size, and the frames behind it are tails.
+/// block's size, and the frames after it are tails.
 fn embedder_block<P: Platform>(memory: &Memory<P>, frame: Frame) -> Option<(Frame, Order)> {
     let span = memory.frame_span();
     (0..=MAX_ORDER.0).map(Order).find_map(|order| {

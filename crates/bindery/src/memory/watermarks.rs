@@ -11,7 +11,7 @@ pub(super) struct Watermarks {
 }
 
 impl Watermarks {
-    /// Without any.
+    /// No watermarks.
     pub(super) const fn new() -> Self {
         Self { low: AtomicU64::new(0), high: AtomicU64::new(0) }
     }

@@ -1,8 +1,8 @@
 //! Anon groups (Linux: `anon_vma`).
 //!
 //! An anon group outlives its VMAs while it has children: folios may name it as their owner, and a
-//! walk from it must reach the VMAs below. So a process that forks and exits leaves a *dead* group
-//! behind. [`super::fork_chain`] takes dead groups out of the tree and bounds their number.
+//! walk from the group must reach the VMAs below. So a process that forks and exits leaves a *dead*
+//! group behind. [`super::fork_chain`] removes dead groups from the tree and bounds their number.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -24,49 +24,50 @@ use super::TreeLock;
 use super::trees::GroupTree;
 use crate::collections::interval_tree::Asked;
 
-/// VMAs of one address space whose anonymous pages may belong together: parts of what was one
-/// VMA, or could have been.
+/// VMAs of one address space whose anonymous pages may belong together: parts of one former VMA, or
+/// neighbors that could have been one VMA.
 ///
-/// Having a reference tells you that the anon group has a holder, unless it was just found by a
-/// folio ([`AnonGroup::try_hold`]): it is in the family's tree, and so are those above it.
+/// The target of a reference has a holder, unless the group was just found through a folio
+/// ([`AnonGroup::try_hold`]): the group and all groups above it are in the family's tree.
 #[repr(align(64))]
 pub(crate) struct AnonGroup {
-    /// The root of the family, whose lock guards all trees of the family; null in itself.
+    /// The root of the family, whose lock guards all trees of the family; null in the root itself.
     root: AtomicPtr<Self>,
-    /// The anon group of the VMA that this one's was forked from.
+    /// The anon group of the VMA from which this group's VMA was forked.
     parent: AtomicPtr<Self>,
     first_child: AtomicPtr<Self>,
     next_sibling: AtomicPtr<Self>,
     previous_sibling: AtomicPtr<Self>,
     pub(crate) vmas: GroupTree,
-    /// In an anon group that was found dead and unary: the first anon group below that is not,
-    /// which takes over its pages. In the root: the anon group whose VMAs are being surveyed.
-    /// Written under the family's lock; see [`super::fork_chain`].
+    /// In an anon group that was found dead and unary: the first anon group below that is not dead
+    /// and unary, which takes over the pages. In the root: the anon group whose VMAs are being
+    /// surveyed. Written under the family's lock; see [`super::fork_chain`].
     new_parent: AtomicPtr<Self>,
-    /// In the root: the family's clock. In an anon group that was found dead: the time of that. In
-    /// any other: no page in its VMAs belongs to an anon group that was found dead up to then.
+    /// In the root: the family's clock. In an anon group that was found dead: the time of this
+    /// finding. In any other group: a time such that no page in the group's VMAs belongs to a group
+    /// that was found dead up to then.
     stamp: AtomicU64,
-    /// VMAs, children, and walkers; 0 in an anon group that was contracted.
+    /// VMAs, children, and walkers; 0 in a contracted anon group.
     holders: AtomicU32,
     lock: TreeLock,
-    /// The pointer that the slab gave for the anon group. Freeing it needs this one: a pointer made
-    /// of a reference may reach no further than the group.
+    /// The pointer to the anon group that the slab returned. The group must be freed through it,
+    /// because a pointer made from a reference may not be valid beyond the group.
     node: AtomicPtr<Self>,
 }
 
 impl AnonGroup {
-    /// The anon group as the slab knows it.
+    /// The slab's pointer to the anon group.
     pub(crate) fn node(&self) -> NonNull<Self> {
         // Never null after `Groups::create`.
         NonNull::new(self.node.load(Ordering::Relaxed)).unwrap_or(NonNull::from(self))
     }
 
-    /// The anon group to which a link of this one leads.
+    /// The anon group that `link`, a field of this group, points to.
     ///
     /// # Safety
-    /// 1. That anon group stays in the tree as long as the result is used. All do while the family
-    ///    lock is held: children and siblings leave the lists under it, and a dead group is
-    ///    contracted under it.
+    /// 1. That anon group remains in the tree while the result is used. The family lock guarantees
+    ///    this, because it is held whenever children and siblings leave the lists and whenever a
+    ///    dead group is contracted.
     unsafe fn follow(&self, link: &AtomicPtr<Self>) -> Option<&Self> {
         // SAFETY: a group is freed only after it has left the tree (obligation 1).
         NonNull::new(link.load(Ordering::Relaxed)).map(|group| unsafe { group.as_ref() })
@@ -77,17 +78,17 @@ impl AnonGroup {
         &self.root().lock
     }
 
-    /// The anon group above, whose VMA was forked.
+    /// The parent: the anon group of the VMA that was forked.
     ///
     /// # Safety
-    /// 1. The caller holds the family lock as long as the result is used, or the parent is not
-    ///    contracted for another reason.
+    /// 1. The caller holds the family lock while the result is used, or prevents the parent's
+    ///    contraction by other means.
     pub(crate) unsafe fn parent(&self) -> Option<&Self> {
         // SAFETY: 1. the caller's obligation 1.
         unsafe { self.follow(&self.parent) }
     }
 
-    /// Whether pages of an anon group above may be in the VMAs of this one.
+    /// Whether the VMAs of this group may contain pages of an anon group above.
     pub(crate) fn is_inherited(&self) -> bool {
         !self.parent.load(Ordering::Relaxed).is_null()
     }
@@ -97,7 +98,7 @@ impl AnonGroup {
     /// # Safety
     /// 1. The family does not change during the call.
     pub(crate) unsafe fn leads_to(&self, vma: &Vma) -> bool {
-        // A walk holds the anon group first, which it cannot do with a contracted one.
+        // A walk first holds the anon group, which fails for a contracted group.
         let mut found = false;
         if self.holders.load(Ordering::Relaxed) == 0 {
             return false;
@@ -107,7 +108,7 @@ impl AnonGroup {
         found
     }
 
-    /// Whether `vma` is the first in the anon group's tree, which refers to one of them.
+    /// Whether `vma` is the first VMA in the anon group's tree.
     ///
     /// # Safety
     /// 1. The caller holds the family lock, or the family does not change during the call.
@@ -117,8 +118,7 @@ impl AnonGroup {
         vmas.first(&Asked::ALL).is_some_and(|first| ptr::eq(first, vma))
     }
 
-    /// Whether the anon group has no VMA, and `child` is the first of those below it. For the
-    /// auditor.
+    /// Whether the anon group has no VMA and `child` is its first child. For the auditor.
     pub(crate) fn is_traced_by(&self, child: &Self) -> bool {
         let first = self.first_child.load(Ordering::Relaxed);
         self.vmas.is_empty() && ptr::eq(first.cast_const(), child)
@@ -139,25 +139,25 @@ impl AnonGroup {
 
     /// The root of the family, above all others.
     pub(crate) fn root(&self) -> &Self {
-        // SAFETY: 1. an anon group holds its parent, and so the root, until it has left the tree;
-        // the root is never contracted.
+        // SAFETY: 1. an anon group holds its parent, and thus the root, until the group has left
+        // the tree; the root is never contracted.
         unsafe { self.follow(&self.root) }.unwrap_or(self)
     }
 
-    /// The time of the family's clock. It advances when an anon group with children becomes dead,
-    /// and when dead anon groups are found.
+    /// The time of the family's clock, which advances when an anon group with children becomes
+    /// dead, and when dead anon groups are found.
     #[inline]
     pub(super) fn now(&self) -> u64 {
         self.root().stamp.load(Ordering::Relaxed)
     }
 
-    /// Advances the family's clock, and returns the new time.
+    /// Advances the family's clock and returns the new time.
     pub(super) fn tick(&self) -> u64 {
         self.root().stamp.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// The time when the anon group was found dead, or up to which its VMAs are clear of pages of
-    /// dead groups.
+    /// The time when the anon group was found dead, or the time up to which its VMAs are clear of
+    /// pages of dead groups.
     #[inline]
     pub(super) fn stamp(&self) -> u64 {
         self.stamp.load(Ordering::Relaxed)
@@ -173,25 +173,25 @@ impl AnonGroup {
         self.is_inherited() && !self.new_parent.load(Ordering::Relaxed).is_null()
     }
 
-    /// The anon group that takes over the pages of one that was found dead and unary.
+    /// The anon group that takes over the pages of this group, which was found dead and unary.
     ///
     /// # Safety
-    /// 1. The caller surveys VMAs below the group. The new parent was chosen for that, and is the
-    ///    group of these VMAs or one above it.
+    /// 1. The caller surveys VMAs below the group. The new parent was chosen for this survey, and
+    ///    is the group of these VMAs or a group above it.
     pub(super) unsafe fn new_parent(&self) -> Option<&Self> {
-        // SAFETY: 1. it stays as long as the VMAs do, and no other survey contracts it (the
-        // caller's obligation 1).
+        // SAFETY: 1. the new parent lives as long as the VMAs, and no other survey contracts it
+        // (the caller's obligation 1).
         if self.is_inherited() { unsafe { self.follow(&self.new_parent) } } else { None }
     }
 
-    /// Whether the anon group is dead and unary, and stays so. Never the root, which has the lock.
-    /// The family lock is held.
+    /// Whether the anon group is dead and unary and will remain so. Never true for the root, which
+    /// contains the lock. The family lock is held.
     pub(super) fn is_dead(&self) -> bool {
         self.is_inherited() && (self.has_new_parent() || self.is_dead_and_unary())
     }
 
-    /// Records that the anon group was found dead, unless that is known, and which group takes over
-    /// its pages. The family lock is held.
+    /// Records that the anon group was found dead, unless that is already recorded, and which group
+    /// takes over its pages. The family lock is held.
     pub(super) fn reparent(&self, new_parent: &Self, now: u64) {
         if !self.has_new_parent() {
             self.stamp.store(now, Ordering::Relaxed);
@@ -199,8 +199,8 @@ impl AnonGroup {
         self.new_parent.store(new_parent.node().as_ptr(), Ordering::Relaxed);
     }
 
-    /// Claims the survey of the family for this anon group, unless another has it. The family lock
-    /// is held.
+    /// Claims the family's survey for this anon group, unless another group has claimed it. The
+    /// family lock is held.
     pub(super) fn begin_survey(&self) -> bool {
         let surveyor = &self.root().new_parent;
         let free = surveyor.load(Ordering::Relaxed).is_null();
@@ -219,7 +219,7 @@ impl AnonGroup {
     /// The anon groups forked from this one.
     ///
     /// # Safety
-    /// 1. The caller holds the family lock as long as the iterator and its items are used.
+    /// 1. The caller holds the family lock while the iterator or an item is in use.
     pub(super) unsafe fn children(&self) -> impl Iterator<Item = &Self> {
         // SAFETY: 1. the caller's obligation 1.
         let mut next = unsafe { self.follow(&self.first_child) };
@@ -231,39 +231,39 @@ impl AnonGroup {
         })
     }
 
-    /// The number of VMAs and walkers that hold the group. Includes VMAs that were removed from the
-    /// tree but whose pages may still count as mapped.
+    /// The number of VMAs and walkers that hold the group. Includes VMAs that left the tree but
+    /// have pages that may still count as mapped.
     ///
     /// # Safety
     /// 1. The caller holds the family lock.
     pub(super) unsafe fn active_vmas(&self) -> u32 {
-        // Acquire: the earlier holders' changes of the anon group are visible.
+        // Acquire: changes to the anon group by earlier holders are visible.
         let holders = self.holders.load(Ordering::Acquire);
         // SAFETY: 1. the caller's obligation 1.
         holders.saturating_sub(unsafe { self.children() }.count() as u32)
     }
 
-    /// Whether one child is the only holder of the anon group: it has no VMA, not even one whose
-    /// pages are still to be counted down, and no walker. It stays so until the child leaves. The
-    /// family lock is held.
+    /// Whether the anon group's only holder is one child: the group has no walker and no VMA, not
+    /// even a removed one with pages still to be counted down. This remains true until the child
+    /// leaves. The family lock is held.
     fn is_dead_and_unary(&self) -> bool {
-        // Acquire: the earlier holders' changes of the anon group are visible.
+        // Acquire: changes to the anon group by earlier holders are visible.
         self.holders.load(Ordering::Acquire) == 1 && self.vmas.is_empty() && !self.is_childless()
     }
 
-    /// Whether no anon group was forked from this one, or none is left. The family lock is held, or
-    /// no fork of its VMAs runs and a stale "no" does no harm.
+    /// Whether the anon group has no children. The family lock is held, or no fork of its VMAs runs
+    /// and a stale `false` is harmless.
     fn is_childless(&self) -> bool {
         self.first_child.load(Ordering::Relaxed).is_null()
     }
 
-    /// Drops the count of holders to zero, if the one child is the only holder.
+    /// Sets the holder count to zero if the only child is the only holder.
     fn freeze(&self) -> bool {
         self.holders.compare_exchange(1, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Removes this dead anon group, whose one child is `child`, from the tree, unless a walker
-    /// holds it.
+    /// Removes this dead anon group with its only child `child` from the tree, unless a walker
+    /// holds the group.
     ///
     /// # Safety
     /// 1. The caller holds the family lock exclusively.
@@ -275,8 +275,8 @@ impl AnonGroup {
         }
         // SAFETY: 1. the lock is held.
         unsafe { child.replace_child(self, parent) };
-        // SAFETY: 1. it is frozen, so that no other thread frees it; 2. it is in no list of
-        // children any more.
+        // SAFETY: 1. the group is frozen, so no other thread frees it; 2. it is in no list of
+        // children.
         unsafe { retired.push(self.node()) };
         true
     }
@@ -304,8 +304,8 @@ impl AnonGroup {
         }
     }
 
-    /// Adds a walker, unless the anon group has no holder any more. The caller is in a read section
-    /// in which it saw a mapped folio name the anon group as its owner, so the memory still holds
+    /// Adds a walker, unless the anon group has no holder. The caller is in a read section in which
+    /// it saw a mapped folio that names the anon group as its owner, so the memory still contains
     /// an anon group.
     pub(super) fn try_hold(&self) -> bool {
         let more = |holders| if holders == 0 { None } else { Some(holders + 1) };
@@ -320,12 +320,12 @@ impl AnonGroup {
     /// Makes `vma` belong to this anon group.
     ///
     /// # Safety
-    /// 1. The VMA is in the trees and belongs to no anon group. It leaves this one before it is
+    /// 1. The VMA is in the trees and belongs to no anon group. It leaves this group before it is
     ///    freed.
     /// 2. The VMA was counted as a holder ([`AnonGroup::hold`]).
     pub(crate) unsafe fn join<P: Platform>(&self, platform: &P, vma: &Vma) {
         self.family_lock().with_write(platform, || {
-            // SAFETY: 1. it holds the group (obligation 2).
+            // SAFETY: 1. the VMA holds the group (obligation 2).
             unsafe { vma.set_group(Some(self.node())) };
             // SAFETY: 1. the lock is held; 2. the caller's obligation 1; 3. the VMA's range changes
             // only through `RmapGuard`, which updates the tree (`Rekeyed`).
@@ -333,24 +333,24 @@ impl AnonGroup {
         });
     }
 
-    /// Removes `vma` from the anon group. It still counts as a holder.
+    /// Removes `vma` from the anon group. The VMA still counts as a holder.
     ///
     /// # Safety
-    /// 1. The VMA belongs to this anon group, and is in its tree.
+    /// 1. The VMA belongs to this anon group and is in its tree.
     pub(crate) unsafe fn leave<P: Platform>(&self, platform: &P, vma: &Vma) {
         self.family_lock().with_write(platform, || {
             // SAFETY: 1. the lock is held; 2. the caller's obligation 1.
             unsafe { self.vmas.remove(vma) };
-            // SAFETY: 1. there is no group to be held.
+            // SAFETY: 1. no group needs to be held.
             unsafe { vma.set_group(None) };
         });
     }
 
-    /// Calls `f` for this anon group and all below it.
+    /// Calls `f` for this anon group and for all groups below it.
     ///
-    /// These are one for each mapped VMA that was forked from one of the anon group's, or from a
-    /// copy of it, and the dead ones above those; [`super::fork_chain`] leaves a few dead ones for
-    /// each.
+    /// The groups below are: one for each mapped VMA that was forked from a VMA of this group or
+    /// from a copy of it, and the dead groups above those. [`super::fork_chain`] bounds the number
+    /// of dead groups for each living one.
     ///
     /// # Safety
     /// 1. The caller holds the family lock.
@@ -363,8 +363,8 @@ impl AnonGroup {
         let _ = unsafe { self.try_for_each_below(each) };
     }
 
-    /// Like [`AnonGroup::for_each_below`], until `f` breaks. Loops instead of recursing: families
-    /// may be as deep as programs fork.
+    /// Like [`AnonGroup::for_each_below`], until `f` breaks. Iterates instead of recursing, because
+    /// the depth of families is unbounded.
     ///
     /// # Safety
     /// 1. The caller holds the family lock.
@@ -381,11 +381,10 @@ impl AnonGroup {
         ControlFlow::Continue(())
     }
 
-    /// The anon group after this one among `top` and those below, parents before their children.
+    /// The next anon group among `top` and the groups below it, parents before their children.
     ///
     /// # Safety
-    /// 1. The caller holds the family lock as long as the result is used, or until it holds that
-    ///    group.
+    /// 1. The caller holds the family lock while the result is used, or until it holds that group.
     pub(super) unsafe fn next_below(&self, top: &Self) -> Option<&Self> {
         let mut at = self;
         // SAFETY: 1. the caller's obligation 1.
@@ -411,13 +410,14 @@ impl AnonGroup {
     #[inline]
     pub(crate) fn as_owner(group: Option<&Self>) -> LiveOwner<'_> {
         let Some(group) = group else { return LiveOwner::NONE };
-        // SAFETY: 1. `Groups::create` makes all groups, in a slab; this one is borrowed.
+        // SAFETY: 1. `Groups::create` allocates all groups from a slab; this group is borrowed.
         unsafe { LiveOwner::new(Owner::Group(NonNull::from(group).cast())) }
     }
 }
 
 impl Linked for AnonGroup {
-    /// For an anon group that has left the tree; no caller follows it to siblings then.
+    /// Used only for an anon group that has left the tree, because no caller then follows the link
+    /// to siblings.
     fn next(&self) -> &AtomicPtr<Self> {
         &self.next_sibling
     }

@@ -1,9 +1,10 @@
-//! Chains of forks: dead anon groups are contracted.
+//! Contracts chains of dead anon groups that forks leave behind.
 //!
-//! A daemon that forks and exits, over and over, leaves a chain of dead groups, one for each
-//! generation and VMA: folios may still name each of them. So a `fork` first looks above each group
-//! of the parent. If at least [`LONGEST`] groups there are *dead and unary* (no VMA, one child, not
-//! the root), it takes their folios over, as far as its VMAs map them:
+//! A daemon that repeatedly forks and exits leaves a chain of dead groups, one for each generation
+//! and VMA, because folios may still name each of these groups. So a `fork` first examines the
+//! groups above each group `g` of the parent. If at least [`LONGEST`] of them are *dead and unary*
+//! (no VMA, one child, not the root), it transfers those of their folios that the VMAs of `g` map.
+//! The new owners are groups that are not dead and unary:
 //!
 //! ```text
 //! before   root -- dead 1 -- dead 2 -- p -- dead 3 -- g      p, g: living, or with several children
@@ -11,66 +12,68 @@
 //!          what belonged to 1 and 2 belongs to p, what belonged to 3 to g
 //! ```
 //!
-//! 1. *Mark.* Under the family lock each dead group gets the family's clock as its *stamp*, and the
-//!    first group below that is not dead and unary as its *new parent*.
-//! 2. *Survey.* Each folio in `g`'s VMAs that belongs to a dead group gets its new parent as its
-//!    owner. Its index stays: offsets are the family's. If no folio was locked, and none may be
-//!    counted as mapped that the survey did not see, the stamp of `g` becomes the time of step 1:
-//!    *no page in these VMAs belongs to a group that was found dead up to then*. A child inherits
-//!    the stamp, because it maps what its parent maps.
-//! 3. *Detach.* Under the family lock each dead group is removed for which all groups below that
-//!    have VMAs have its stamp, or a later one. A group that a walker holds stays.
-//! 4. *Free*, when no reader is left ([`crate::deferred`]).
+//! 1. *Mark.* Under the family lock each dead group gets the family's clock as its *stamp*, and as
+//!    its *new parent* the first group below that is not dead and unary.
+//! 2. *Survey.* Each folio in `g`'s VMAs that belongs to a dead group gets that group's new parent
+//!    as its owner. The folio's index does not change, because the whole family uses the same
+//!    offsets. If no folio was locked, and no folio that the survey did not see may count as
+//!    mapped, the stamp of `g` becomes the time of step 1: *no page in these VMAs belongs to a
+//!    group that was found dead up to then*. A child inherits the stamp, because it maps what its
+//!    parent maps.
+//! 3. *Detach.* Under the family lock, a dead group is removed if every group below it that has
+//!    VMAs has its stamp or a later one. A group that a walker holds is not removed.
+//! 4. *Free*, after a grace period ([`crate::deferred`]).
 //!
 //! So if each parent exits only after its child has forked, the children that inherit the stamp
-//! free the groups, as soon as the older generations have exited.
+//! free the groups as soon as the older generations have exited.
 //!
 //! # Why a folio may change its owner
-//! A page of a dead and unary group is mapped only below the group's one child, and thus below its
-//! new parent: a walk from either visits the same VMAs. That stays so, because the group gets no
-//! further VMA and no second child.
+//! A page of a dead and unary group is mapped only below the group's only child, and thus below its
+//! new parent, so walks from either group visit the same VMAs. This does not change, because the
+//! group gets no further VMA and no second child.
 //!
 //! # Why no folio is missed
-//! `fork` holds the mutex of the address space, and its VMAs for writing: no fault, no fork, and no
-//! move runs there. Only these pages may count as mapped although no table maps them:
-//! - *A VMA that is being removed.* It holds its group until its pages are counted down. So a group
-//!   that more VMAs hold than its list has gets no stamp, and a group without VMAs in its list, but
-//!   with such holders, counts as one that has VMAs.
-//! - *A part of a VMA, or its contents.* They are counted down before the mutex is released.
-//! - *Private copies of an object's pages*, which a truncation drops without the mutex. It shares
-//!   the lock of the object's tree with other walkers until they are counted down, and the survey
-//!   takes that lock exclusively each time that it locks tables. The survey has seen every page
-//!   that a truncation drops after it.
+//! `fork` holds the mutex of the address space and its VMAs for writing, so no fault, fork or move
+//! runs there. Only these pages may count as mapped although no table maps them:
+//! - *A VMA that is being removed.* Such a VMA holds its group until its pages are counted down. So
+//!   a group with more VMA holders than listed VMAs gets no stamp, and a group with such holders
+//!   but no listed VMA counts as a group with VMAs.
+//! - *A part of a VMA, or its contents.* The pages are counted down before the mutex is released.
+//! - *Private copies of an object's pages*, which a truncation drops without the mutex. The
+//!   truncation shares the lock of the object's tree with other walkers until the copies are
+//!   counted down, and the survey takes that lock exclusively whenever it locks tables. The survey
+//!   has seen every page that a truncation drops afterwards.
 //!
-//! After the survey the VMAs get no page of a dead group. New pages belong to the VMAs' own group,
-//! and so do claimed ones. No survey makes a dead group an owner again, because a family has one
+//! After the survey, no page of a dead group enters the VMAs. New pages and claimed pages belong to
+//! the VMAs' own group. No survey makes a dead group an owner again, because a family has only one
 //! survey at a time. With two:
-//! 1. CPU A surveys, and has decided to give a folio to `p`, which is not dead.
-//! 2. `p` becomes dead; CPU B finds it dead, surveys, and skips the folio, which is not `p`'s yet.
-//! 3. CPU A gives the folio to `p`; CPU B, whose VMAs map it too, has `p` freed.
+//! 1. CPU A surveys and has decided to assign a folio to `p`, which is not dead.
+//! 2. `p` becomes dead; CPU B finds it dead, surveys, and skips the folio, which does not belong to
+//!    `p` yet.
+//! 3. CPU A assigns the folio to `p`; CPU B, whose VMAs also map the folio, has `p` freed.
 //!
-//! For the same reason an owner may be read there without the folio's lock: otherwise only a thread
-//! that has locked all tables that map the folio changes it, and one of these tables is locked
-//! here.
+//! For the same reason, the survey may read an owner without the folio's lock. Any other change of
+//! the owner requires locking all tables that map the folio, and the survey has locked one of these
+//! tables.
 //!
 //! # Why the groups are not freed at once
-//! A walker may have found one in a read section, before the folio changed its owner.
+//! A walker may have found a group in a read section, before the folio changed its owner.
 //!
 //! # The bound
 //! A fork looks for dead groups when [`LONGEST`] groups with children have died in the family since
 //! the stamp. The survey fails only if another thread has one of the folios locked. So a chain in
 //! which each generation lives as long as `k` later ones has about `k` + 3 [`LONGEST`] groups for a
-//! VMA. A process that lives on without a fork keeps the dead groups that were above it when it was
-//! forked, or whose death came later, and no group that is made afterwards. A search for all groups
-//! that could be freed may cost more than it gains in a large family, so it visits at most
-//! [`BELOW`] groups for each dead one. Dead groups with several children are fewer than the groups
-//! without any, as in every tree.
+//! VMA. A process that continues to run without forking keeps the dead groups that were above it at
+//! its own fork and those above it that died later, but no group created afterwards. In a large
+//! family, a search for all groups that could be freed may cost more than it gains, so the search
+//! visits at most [`BELOW`] groups for each dead group. The number of dead groups with several
+//! children is less than that of childless groups, as in every tree.
 //!
 //! # Why groups are not shared instead
-//! Linux lets a child take a dead ancestor's `anon_vma` for its own pages. With a tree it would
-//! have to take its living parent's: then the pages of one are looked for in the VMAs of all. A
-//! chain that ends in a parent with 50 children would visit 51 VMAs for a page that one can map. A
-//! contracted group has only pages of its own VMAs.
+//! Linux lets a child use a dead ancestor's `anon_vma` for its own pages. In a tree, the child
+//! would have to use its living parent's group, and a walk for a page of one VMA would visit the
+//! VMAs of all. A chain that ends in a parent with 50 children would visit 51 VMAs for a page that
+//! only one of them can map. A contracted group has only pages of its own VMAs.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -90,14 +93,14 @@ use crate::vma::Vma;
 use super::anon_group::AnonGroup;
 use crate::collections::interval_tree::Asked;
 
-/// The number of dead unary anon groups that are worth a survey.
+/// The minimum number of dead unary anon groups that are worth a survey.
 const LONGEST: u32 = 4;
 /// The maximum number of anon groups below a dead one that are visited.
 const BELOW: u32 = 16;
 
-/// Whether there may be enough dead anon groups above that of `vma`. Takes no lock: a wrong answer
-/// costs no more than a contraction that is not tried, or not done. The caller holds the mutex of
-/// the VMA's address space.
+/// Whether there may be enough dead anon groups above that of `vma`. Takes no lock, because a wrong
+/// answer costs only a missed or useless attempt. The caller holds the mutex of the VMA's address
+/// space.
 #[inline]
 pub(crate) fn may_contract(vma: &Vma) -> bool {
     vma.group().is_some_and(|group| {
@@ -105,12 +108,12 @@ pub(crate) fn may_contract(vma: &Vma) -> bool {
     })
 }
 
-/// Takes over the folios of dead anon groups above that of `vma`, if `vma` is the first of its anon
-/// group and there are enough of them. Removes those that have none left. The next fork tries again
-/// if a folio was locked. Allocates nothing.
+/// Takes over the folios of dead anon groups above the group of `vma`, if `vma` is the first VMA of
+/// its group and there are enough dead groups. Removes the dead groups that have no folio left. The
+/// next fork retries if a folio was locked. Allocates no memory.
 ///
 /// # Safety
-/// 1. The caller holds the mutex of the VMA's address space, and locks all its VMAs for writing.
+/// 1. The caller holds the mutex of the VMA's address space and locks all its VMAs for writing.
 pub(crate) unsafe fn contract<P: Platform>(
     page_table: &PageTable<'_, P>,
     vma: &Vma,
@@ -141,14 +144,14 @@ pub(crate) unsafe fn contract<P: Platform>(
 
 /// The state of the groups above a group.
 struct Look {
-    /// The clock at that time.
+    /// The clock at the time of this look.
     now: u64,
     /// The number of dead unary anon groups.
     dead: u32,
 }
 
-/// Finds the dead anon groups above `group`, and sets their new parents. `None` if they are not
-/// worth a survey, another one runs, or the caller's VMA is not the anon group's first.
+/// Finds the dead anon groups above `group`, and sets their new parents. `None` if there are too
+/// few for a survey, another survey runs, or the caller's VMA is not the first of its anon group.
 ///
 /// # Safety
 /// 1. The caller holds the family lock exclusively.
@@ -179,20 +182,20 @@ unsafe fn look(group: &AnonGroup, vma: &Vma) -> Option<Look> {
     Some(Look { now, dead })
 }
 
-/// The anon groups above, from the next one up.
+/// The anon groups above, starting with the parent.
 ///
 /// # Safety
-/// 1. The caller holds the family lock as long as the iterator and its items are used.
+/// 1. The caller holds the family lock while the iterator or an item is in use.
 unsafe fn ancestors(group: &AnonGroup) -> impl Iterator<Item = &AnonGroup> {
     // SAFETY: 1. of both: the caller's obligation 1.
     unsafe { core::iter::successors(group.parent(), |above| above.parent()) }
 }
 
-/// Passes the folios that the VMA maps and that belong to dead anon groups to their new parents.
-/// Returns whether it could lock them all.
+/// Assigns the folios that the VMA maps and that belong to dead anon groups to the groups' new
+/// parents. Returns whether it could lock all these folios.
 ///
 /// # Safety
-/// 1. The VMA's anon group has the survey of its family.
+/// 1. The VMA's anon group has claimed the survey of its family.
 unsafe fn take_over<P: Platform>(
     memory: &Memory<P>,
     page_table: &PageTable<'_, P>,
@@ -200,25 +203,25 @@ unsafe fn take_over<P: Platform>(
 ) -> bool {
     let frames = &memory.frames;
     let complete = Cell::new(true);
-    // Taken for each span of table locks, so that no other thread waits for the whole mapping.
+    // Locked for each span of table locks, so that no other thread waits for the whole mapping.
     let within = |work: &mut dyn FnMut()| match vma.object() {
         Some(object) => object.mapping_lock.with_write(memory.platform(), work),
         None => work(),
     };
     look::survey_within(page_table, vma.range(), within, |stretch: &Stretch<_>| {
         let MappedRun::Pages { folio: Some(folio), .. } = stretch.what else { return };
-        // Read without the folio's lock ("why no folio is missed"). So a folio whose owner stays
-        // does not delay the contraction because a walker has its lock.
+        // Read without the folio's lock (see "Why no folio is missed"), so a folio whose owner does
+        // not change cannot delay the contraction while a walker holds its lock.
         let FolioOwner { owner, first } = frames.folio(folio).owner();
         let Owner::Group(owner) = owner else { return };
         let owner = owner.cast::<AnonGroup>();
-        // SAFETY: the folio is mapped, so its owner is the VMA's anon group or one above. Those
-        // stay: the anon group holds them, and no other survey, which could contract them, runs in
-        // the family (obligation 1).
+        // SAFETY: the folio is mapped, so its owner is the VMA's anon group or a group above. These
+        // groups remain alive: the VMA's group holds them, and no other survey, which could
+        // contract them, runs in the family (obligation 1).
         let owner = unsafe { owner.as_ref() };
         // SAFETY: 1. this survey's VMA is below the owner.
         let Some(new_parent) = (unsafe { owner.new_parent() }) else { return };
-        // SAFETY: 1. the mapping that the survey has found, whose table it has locked.
+        // SAFETY: 1. the mapping that the survey has found; the survey has locked its table.
         match unsafe { frames.folio(folio).try_lock() } {
             Some(lock) => lock.set_owner(AnonGroup::as_owner(Some(new_parent)), first),
             None => complete.set(false),
@@ -227,8 +230,8 @@ unsafe fn take_over<P: Platform>(
     complete.get()
 }
 
-/// Removes each dead anon group above `group` from the tree whose pages no group below maps any
-/// more. Gives up after `left` anon groups below.
+/// Removes from the tree each dead anon group above `group` whose pages no group below still maps.
+/// Stops after visiting `left` groups below.
 ///
 /// # Safety
 /// 1. The caller holds the family lock exclusively.
@@ -263,8 +266,8 @@ unsafe fn detach_above(group: &AnonGroup, mut left: u32) -> Option<Chain<AnonGro
     (!retired.is_empty()).then_some(retired)
 }
 
-/// The time up to which all VMAs of the anon group and of those below are clear of pages of dead
-/// groups. `None` after `left` groups.
+/// The time up to which all VMAs of the anon group and of the groups below are clear of pages of
+/// dead groups. `None` after `left` groups.
 ///
 /// # Safety
 /// 1. The caller holds the family lock.
@@ -281,7 +284,7 @@ unsafe fn clear_below(group: &AnonGroup, left: &mut u32) -> Option<u64> {
     seen.is_continue().then_some(clear)
 }
 
-/// Like [`clear_below`], only for the anon group itself.
+/// Like [`clear_below`], but only for the anon group itself.
 ///
 /// # Safety
 /// 1. The caller holds the family lock.

@@ -1,7 +1,7 @@
-//! Trees of VMAs: those that map an object, or those of an anon group.
+//! Trees of VMAs: those of the VMAs that map an object, and those of an anon group.
 //!
-//! The interval of a VMA is the part of the object that it maps, or the indexes of its anonymous
-//! pages: in pages, from its offset on.
+//! A VMA's interval, in pages, begins at the VMA's offset. It is the mapped part of the object, or
+//! the indexes of the VMA's anonymous pages.
 
 use crate::addr::PAGE_SHIFT;
 use crate::vma::Vma;
@@ -11,7 +11,7 @@ use crate::collections::interval_tree::{Interval, IntervalLinks, IntervalTree, M
 /// A VMA's position in one tree.
 pub(crate) type TreeLinks = IntervalLinks<Vma>;
 
-/// In the tree of an object.
+/// The position in the tree of an object.
 pub(crate) struct OfObject;
 
 impl Member<Vma> for OfObject {
@@ -25,7 +25,7 @@ impl Member<Vma> for OfObject {
     }
 }
 
-/// In the tree of an anon group of anonymous memory.
+/// The position in the tree of an anon group.
 pub(crate) struct OfGroup;
 
 impl Member<Vma> for OfGroup {

@@ -1,4 +1,4 @@
-//! [`Completions`]: threads that wait for a device's work, which a completion in any context ends.
+//! [`Completions`]: threads that wait for a device, woken by completions from any context.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -11,20 +11,22 @@ use crate::sync::model::sync::atomic::fence;
 use crate::sync::parking::Parking;
 use crate::sync::word::Word;
 
-/// The word on which threads park that wait for a device or a pager. If a thread waits, it changes
-/// with each completion, and whenever a thread has processed completions. Otherwise completions
-/// only read it, so that CPUs with their own requests share no cache line.
+/// The word on which threads that wait for a device or a pager park. While a thread waits, the word
+/// changes with each completion and whenever a thread has processed completions. Otherwise
+/// completions only read the word, so CPUs with separate requests do not contend for its cache
+/// line.
 ///
-/// The fences keep a thread from sleeping forever:
-/// 1. Thread A finds that its request is not done.
-/// 2. The device completes the request, and finds no waiting thread.
-/// 3. Thread A counts itself as waiting, and parks.
+/// The fences prevent a thread from sleeping forever:
+/// 1. Thread A finds that its request has not completed.
+/// 2. The device completes the request and finds no waiting thread.
+/// 3. Thread A counts itself as waiting and parks.
 ///
 /// Thread A counts itself before its last check of the request, and the device checks for waiting
-/// threads after its change. With a fence between the two steps of each, one sees the other.
+/// threads after its change. With a fence between the two steps on each side, at least one side
+/// sees the other's step.
 pub(crate) struct Completions<W = AtomicU32> {
     word: W,
-    /// The number of threads that wait, or are about to.
+    /// The number of threads that wait or are about to wait.
     waiting: W,
 }
 
@@ -41,18 +43,19 @@ impl<W: Word<u32>> Completions<W> {
         Self { word: word(0), waiting: word(0) }
     }
 
-    /// Wakes the waiting threads. The state that they wait for was changed before. In any context.
+    /// Wakes the waiting threads, after the state that they wait for has changed. May be called in
+    /// any context.
     pub(crate) fn note(&self, parking: &impl Parking<W>) {
         fence(SeqCst);
         if self.waiting.load(Relaxed) > 0 {
-            // Release: a thread that sees the change of the word sees that of the state.
+            // Release: a thread that sees the word change also sees the state change.
             self.word.add(1, Release);
             parking.unpark(&self.word);
         }
     }
 
-    /// Counts the caller as waiting, before its check of the state: from then on the word changes
-    /// with each completion.
+    /// Counts the caller as waiting, before it checks the state: from then on the word changes with
+    /// each completion.
     pub(crate) fn enter(&self) {
         self.waiting.add(1, Relaxed);
         fence(SeqCst);
@@ -63,8 +66,8 @@ impl<W: Word<u32>> Completions<W> {
         self.waiting.sub(1, Relaxed);
     }
 
-    /// The word, for a caller that has entered, and its value before a check of the state. Acquire:
-    /// a change of the state after the check changes the word, too.
+    /// The word's value before a check of the state, for a caller that has entered, and the word
+    /// itself. Acquire: if the state changes after the check, the word changes as well.
     pub(crate) fn word(&self) -> (&W, u32) {
         (&self.word, self.word.load(Acquire))
     }

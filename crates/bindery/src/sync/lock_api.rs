@@ -1,7 +1,7 @@
 //! Adapters for locks of the `lock_api` crate, in both versions that kernels use.
 //!
-//! They are types, not blanket implementations: a lock may implement both versions of `lock_api`,
-//! and a platform may still implement [`RawLock`] itself.
+//! They are types instead of blanket implementations, because a lock may implement both versions of
+//! `lock_api`, and a platform may implement [`RawLock`] itself.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 

@@ -1,4 +1,5 @@
-//! Locks: the trait that an embedder's locks implement, the mutex of the core, and ready locks.
+//! Locks: the trait that an embedder's locks implement, the mutex of the core, and lock
+//! implementations.
 //!
 //! | file | contents |
 //! |---|---|
@@ -12,7 +13,7 @@
 //! | `word` | an atomic word of the core library or of a model checker |
 //! | `lock_api` | `LockApi04` and `LockApi05`: any lock of the `lock_api` crate |
 //!
-//! `docs/lock-order.md` has the order in which the core takes its locks.
+//! `docs/lock-order.md` specifies the order in which the core acquires its locks.
 //!
 //! A platform provides two locks. [`Platform::Mutex`](crate::Platform::Mutex) may put a waiter to
 //! sleep. [`Platform::SpinLock`](crate::Platform::SpinLock) is held for a few hundred instructions:

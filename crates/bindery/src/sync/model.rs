@@ -1,15 +1,15 @@
-//! The threads of a model and the state that they share: loom's, which runs every interleaving of a
-//! small scenario, or shuttle's, which runs random ones. The models run under both.
+//! The threads and shared state of a model: under loom, which runs every interleaving of a small
+//! scenario, or shuttle, which runs random interleavings. The models run under both.
 //!
-//! Shuttle knows no weak memory: each load reads the last store. So a model that leaves out an
-//! ordering fails only under loom, and is ignored under shuttle.
+//! Shuttle does not model weak memory: each load reads the latest store. So a model without a
+//! required ordering fails only under loom and is ignored under shuttle.
 
 #[cfg(loom)]
 pub(crate) use loom::{cell, sync, thread};
 #[cfg(shuttle)]
 pub(crate) use shuttle::{sync, thread};
 
-/// Runs every interleaving with at most `preemptions` preemptions; `None`: with any number.
+/// Runs every interleaving with at most `preemptions` preemptions; `None` means any number.
 #[cfg(loom)]
 pub(crate) fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -17,8 +17,8 @@ pub(crate) fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync +
     builder.check(model);
 }
 
-/// Runs random interleavings: the number in the environment variable `SCHEDULES`, or 1,000.
-/// The number of preemptions has no bound.
+/// Runs random interleavings: the number in the environment variable `SCHEDULES`, or 1,000. The
+/// number of preemptions is unbounded.
 #[cfg(shuttle)]
 pub(crate) fn check(_: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let schedules = std::env::var("SCHEDULES")
@@ -32,10 +32,10 @@ pub(crate) mod cell {
 
     use shuttle::thread;
 
-    /// The beginning of loom's message.
+    /// The beginning of loom's panic message.
     const RACE: &str = "Causality violation: Concurrent ";
 
-    /// Memory whose writes must not overlap with another access, with loom's interface.
+    /// Memory in which a write must not overlap another access, with loom's interface.
     pub(crate) struct UnsafeCell<T> {
         value: cell::UnsafeCell<T>,
         readers: cell::Cell<u32>,

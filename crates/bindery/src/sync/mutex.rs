@@ -66,7 +66,7 @@ impl<L: RawLock, T> Mutex<L, T> {
         Self { lock: L::UNLOCKED, value: UnsafeCell::new(value) }
     }
 
-    /// Waits for the lock, and acquires it until the guard is dropped.
+    /// Waits for the lock and acquires it until the guard is dropped.
     ///
     /// May sleep if `L` sleeps. May be called with interrupts off, or in an interrupt handler, if
     /// `L` allows that. Never called by the holder.
@@ -105,7 +105,7 @@ impl<L: RawLock, T: fmt::Debug> fmt::Debug for Mutex<L, T> {
 
 /// The holder's access to the value of a [`Mutex`]. Dropping it releases the lock.
 ///
-/// It stays on the thread that acquired the lock:
+/// The guard cannot leave the thread that acquired the lock:
 ///
 /// ```compile_fail,E0277
 /// # use bindery::sync::{Mutex, SpinLock};
@@ -151,7 +151,7 @@ impl<L: RawLock, T> DerefMut for MutexGuard<'_, L, T> {
 impl<L: RawLock, T> Drop for MutexGuard<'_, L, T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the state is taken only here, and a guard is dropped once.
+        // SAFETY: the state is taken only here, and a guard is dropped only once.
         let state = unsafe { ManuallyDrop::take(&mut self.state) };
         // SAFETY: 1. the guard held the lock with this state; 2. the guard is not `Send`.
         unsafe { self.mutex.lock.unlock(state) };

@@ -1,4 +1,4 @@
-//! [`RawLock`]: the interface that the core needs of a lock.
+//! [`RawLock`]: the lock interface that the core requires.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 

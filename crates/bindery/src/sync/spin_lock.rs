@@ -1,12 +1,12 @@
 //! [`SpinLock`]: a lock whose waiters spin, with interrupts off for the holder.
 //!
-//! If handlers call the core as well, interrupts must be off for the holder. Otherwise:
+//! If interrupt handlers also call the core, the holder must have interrupts off. Otherwise:
 //! 1. A CPU acquires the lock.
-//! 2. An interrupt arrives. Its handler wants the lock, and spins.
-//! 3. The holder runs again only when the handler returns: never.
+//! 2. An interrupt arrives. Its handler tries to acquire the lock and spins.
+//! 3. The handler never returns, so the holder never runs again.
 //!
-//! A waiter turns interrupts off before it tries, and back on between two attempts, so that it
-//! answers other CPUs while it spins.
+//! A waiter turns interrupts off before each attempt and back on between attempts, so that it
+//! responds to other CPUs while it spins.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 

@@ -1,4 +1,4 @@
-//! Each ready lock excludes, and restores the interrupt state.
+//! Each provided lock excludes other holders and restores the interrupt state.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -8,7 +8,7 @@ use super::parking::Parking;
 use super::rw_lock::RwLock;
 use super::{AlwaysOff, Interrupts, Mutex, RawLock, SpinLock};
 
-/// Several threads add to a number without atomic instructions.
+/// Several threads increment a number without atomic instructions.
 fn excludes<L: RawLock>() {
     const ROUNDS: u64 = 2_000;
     let sum = Mutex::<L, u64>::new(0);

@@ -1,6 +1,7 @@
-//! Hooks for tests: entries that no operation makes yet, and every invariant broken on purpose.
+//! Hooks for tests, which write entries that no operation writes yet and break every invariant on
+//! purpose.
 //!
-//! A check proves something only if it has been seen to fail. So for each property that the auditor
+//! A check is meaningful only if it has been seen to fail. So for each property that the auditor
 //! ([`crate::check`]) or a strict TLB checks, a hook here breaks it behind the core's back. Each
 //! damage can be undone (a toggle by itself, a sum by its negative), so a test leaves a system that
 //! can be dropped and found clean.
@@ -48,20 +49,20 @@ use crate::vma::{MappingFlags, Purpose, Vma};
 use crate::{AddressSpace, Memory, Protection};
 pub use walks::{AnonymousWalk, UnmapWalk, walk_anonymous};
 
-/// Writes `count` absent entries from `at` on: `first`, and then each one's successor (the next
-/// slot; markers are all equal).
+/// Writes `count` absent entries from `at` on: `first`, then the successor of each previous entry
+/// (the next slot; markers are all equal).
 ///
 /// ```text
 /// plant(at, 3, Swap { slot: 7 })   | swap 7 | swap 8 | swap 9 |
 /// plant(at, 3, Marker(Poison))     | poison | poison | poison |
 /// ```
 ///
-/// Slots of swap entries exist from then on, with lost content: an access is
-/// [`FaultError::Bus`](crate::FaultError::Bus). [`forget_areas`] removes them when no entry is
-/// left.
+/// The slots of swap entries exist from then on, with lost content, so an access returns
+/// [`FaultError::Bus`](crate::FaultError::Bus). [`forget_areas`] removes the slots when no entry
+/// remains.
 ///
-/// Panics if an entry is not empty, or if memory runs out. ProtNone leaves belong to folios, so
-/// `mprotect` makes them, not this.
+/// Panics if an entry is not empty, or if memory runs out. ProtNone leaves belong to folios and are
+/// created by `mprotect` instead.
 pub fn plant<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, count: u32, first: Absent) {
     assert!(!matches!(first, Absent::ProtNone { .. }), "PROT_NONE leaves cannot be planted");
     let mut entry = P::Arch::encode_absent(first);
@@ -150,8 +151,8 @@ fn table_or_panic<P: Platform>(
     table_at(space, at, level).unwrap_or_else(|| panic!("no table of level {level} at {at}"))
 }
 
-/// Whether a thread has the VMA at `at` locked. Waits for no lock. True if no VMA is there, as if a
-/// writer had it.
+/// Whether a thread has the VMA at `at` locked. Waits for no lock. Returns true if no VMA exists
+/// there, as if a writer held it.
 pub fn is_vma_locked<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> bool {
     space.vmas.try_read(space.platform(), at).is_none_or(|guard| guard.is_shared())
 }
@@ -168,8 +169,8 @@ pub fn raw_entry<P: Platform>(
     Some(run::load(space.page_table.entries(table), level.index_of(at)))
 }
 
-/// Writes the entry of `level` for `at` and nothing else: no flush, no entry count. Returns the old
-/// entry. Panics if its table does not exist.
+/// Writes only the entry of `level` for `at`, without a flush or a change of the entry count.
+/// Returns the old entry. Panics if its table does not exist.
 pub fn set_raw_entry<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
@@ -223,7 +224,7 @@ pub enum TableDamage {
     LiveCount(i64),
     /// Flips the stray mark.
     ToggleStray,
-    /// Flips the lock bit. A locked table is waited for forever.
+    /// Flips the lock bit. Other threads wait for a locked table forever.
     ToggleLock,
     /// Flips the lowest bit of the level in the metadata.
     ToggleLevel,
@@ -291,7 +292,7 @@ pub enum MappingDamage {
     EndUnseen(VirtAddr),
 }
 
-/// Damages the VMA that contains `at`. Panics if there is none.
+/// Damages the VMA that contains `at`. Panics if no VMA exists there.
 pub fn damage_mapping<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
@@ -313,7 +314,7 @@ pub fn damage_mapping<P: Platform>(
 }
 
 /// Whether the content of the folio that is mapped at `at` may be dropped (`MADV_FREE`). Panics if
-/// none is mapped.
+/// no folio is mapped there.
 pub fn is_lazy<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> bool {
     let page = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
     let mut lazy = None;
@@ -336,7 +337,7 @@ pub enum FolioDamage {
     ToggleExclusive,
 }
 
-/// Damages the folio that `page` belongs to. Panics if it belongs to none.
+/// Damages the folio that contains `page`. Panics if no folio contains it.
 pub fn damage_folio<P: Platform>(memory: &Memory<P>, page: Frame, damage: FolioDamage) {
     let frames = &memory.frames;
     let folio = frames.folio_of(page).unwrap_or_else(|| panic!("{page:?} is in no folio"));
@@ -359,10 +360,10 @@ pub fn damage_folio<P: Platform>(memory: &Memory<P>, page: Frame, damage: FolioD
     }
 }
 
-/// Takes a reference to the folio around `frame`, whatever the frame's present use, like a walker
-/// that has found the number in a list. Calls `f` with the folio's first frame and its number of
-/// pages, and releases the reference. If the folio's lock is free, calls `f` with it held, after
-/// reading the owner under it. `None` if the frame has no folio.
+/// Takes a reference to the folio around `frame`, regardless of the frame's current use, like a
+/// walker that has found the number in a list. Calls `f` with the folio's first frame and its
+/// number of pages, and releases the reference. If the folio's lock is free, calls `f` with it
+/// held, after reading the owner under it. `None` if the frame has no folio.
 pub fn with_reference<P: Platform, R>(
     memory: &Memory<P>,
     frame: Frame,
@@ -376,19 +377,19 @@ pub fn with_reference<P: Platform, R>(
     Some(f(reference.head, reference.pages()))
 }
 
-/// Damage to the memory as a whole.
+/// Damage to the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemoryDamage {
     /// Flips the order in a free block's metadata, so that it differs from its list's. A second
     /// call undoes it.
     ToggleFreeOrder,
-    /// Frees a frame twice. Cannot be undone: refusals stay counted.
+    /// Frees a frame twice. Cannot be undone: refusals remain counted.
     DoubleFree,
     /// Allocates a VMA that is in no address space. Cannot be undone.
     LeakMapping,
 }
 
-/// Damages the memory. Panics if no free block or frame is left.
+/// Damages the memory. Panics if no free block or frame exists.
 pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
     let frames = &memory.frames;
     match damage {
@@ -404,8 +405,8 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
         }
         MemoryDamage::DoubleFree => {
             let frame = leak_frame(memory);
-            // SAFETY: 1. and 2. no other code knows the frame; the second time it is not allocated
-            // any more.
+            // SAFETY: 1. and 2. no other code uses the frame; at the second free, the frame is no
+            // longer allocated.
             unsafe {
                 frames.free(frame, Order::PAGE);
                 frames.free(frame, Order::PAGE);
@@ -413,7 +414,7 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
         }
         MemoryDamage::LeakMapping => {
             let range = VirtRange::raw(0, PAGE_SIZE);
-            // SAFETY: 1. it names nothing.
+            // SAFETY: 1. the purpose contains no record.
             let vma = unsafe {
                 Vma::new(range, Purpose::anonymous(MappingFlags::empty()), 0, NonNull::dangling())
             };
@@ -422,17 +423,18 @@ pub fn damage_memory<P: Platform>(memory: &Memory<P>, damage: MemoryDamage) {
     }
 }
 
-/// Allocates a frame without a reference to it. Panics if none is free.
+/// Allocates a frame without a reference to it. Panics if no frame is free.
 pub fn leak_frame<P: Platform>(memory: &Memory<P>) -> Frame {
     memory.frames.allocate(Order::PAGE, AllocateFor::Use).expect("a free frame")
 }
 
-/// Frees a frame, whatever its use: a leaked one to repair the memory, any other to damage it.
+/// Frees a frame, regardless of its use: a leaked frame to repair the memory, any other frame to
+/// damage it.
 ///
 /// # Safety
 /// 1. No code reads or writes the frame until it is allocated again.
 pub unsafe fn free_frame<P: Platform>(memory: &Memory<P>, frame: Frame) {
-    // SAFETY: 1. and 2. the caller's obligation 1; a test may make a wrong free on purpose.
+    // SAFETY: 1. and 2. the caller's obligation 1; a test may free a frame wrongly on purpose.
     unsafe { memory.frames.free(frame, Order::PAGE) };
 }
 
@@ -441,8 +443,8 @@ pub fn anon_groups<P: Platform>(memory: &Memory<P>) -> u64 {
     memory.slab::<AnonGroup>().objects(&memory.frames)
 }
 
-/// Runs `work` with the lock held of the folio that `page` belongs to. Panics if it belongs to
-/// none, or the lock is taken.
+/// Runs `work` with the lock held of the folio that contains `page`. Panics if no folio contains it
+/// or the lock is held.
 pub fn with_folio_locked<P: Platform, R>(
     memory: &Memory<P>,
     page: Frame,
@@ -454,8 +456,8 @@ pub fn with_folio_locked<P: Platform, R>(
     work()
 }
 
-/// Makes one allocation fail, the one after the next `after` ones (frames, folios, VMAs; each
-/// counts as one). With `None`, none fails.
+/// Makes only one allocation fail, after the next `after` allocations (frames, folios, VMAs; each
+/// counts as one). With `None`, no allocation fails.
 pub fn fail_one_allocation<P: Platform>(memory: &Memory<P>, after: Option<u64>) {
     memory.frames.inject.fail_once_after(after);
 }

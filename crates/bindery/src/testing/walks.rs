@@ -11,17 +11,17 @@ use crate::{AddressSpace, Memory, Object};
 /// The result of a walk of the reverse map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AnonymousWalk {
-    /// The VMAs that it visited.
+    /// The number of VMAs that the walk visited.
     pub visited: u64,
-    /// The pages of the folio that it found mapped, including those with no permission; a page that
-    /// is mapped twice counts twice.
+    /// The number of pages of the folio that the walk found mapped, including those without
+    /// permissions; a page that is mapped twice counts twice.
     pub found: u64,
     /// The folio's count of mappings.
     pub mappings: u64,
 }
 
 /// A walk over the mappings of an object that unmaps pages one by one and releases all locks in
-/// between: a truncation, step by step, so that a test can insert other calls.
+/// between. This is a truncation in steps, between which a test can run other calls.
 pub struct UnmapWalk<'a, 'm, P: Platform> {
     memory: &'m Memory<P>,
     walk: rmap::ObjectWalk<'a>,
@@ -41,8 +41,8 @@ impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
     }
 
     /// Unmaps the next page, or skips a hole. Calls `inside` with the lock of the object's mappings
-    /// held. Returns whether the walk is done. `None` if the lock is held for a change of the set
-    /// of mappings: it is only tried.
+    /// held. Returns whether the walk is done. The lock is only tried; returns `None` if it is held
+    /// for a change of the set of mappings.
     pub fn step(&mut self, mut inside: impl FnMut(VirtAddr)) -> Option<bool> {
         let done = self.walk.hold(self.memory, WalkLocking::Try, &mut |sight, edit| {
             inside(sight.range.start());
@@ -57,14 +57,14 @@ impl<'a, 'm, P: Platform> UnmapWalk<'a, 'm, P> {
         done.ok()
     }
 
-    /// The number of mappings that it has visited; those visited twice count twice.
+    /// The number of mappings that the walk has visited; those visited twice count twice.
     pub fn visited(&self) -> u64 {
         self.walk.visited()
     }
 }
 
 /// Walks the reverse map for the folio of anonymous memory that is mapped at `at`. `None` if the
-/// folio is busy. Panics if none is mapped.
+/// folio is busy. Panics if no folio is mapped there.
 pub fn walk_anonymous<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,

@@ -6,11 +6,11 @@ use crate::table::leaf::user_attributes;
 
 use super::MappingFlags;
 
-/// The attributes of an entry, with no permission that its mapping lacks. They start as those of
-/// the mapping. The methods remove permissions, and add none.
+/// The attributes of an entry, with no permission that its mapping lacks. They are initially the
+/// mapping's. The methods only remove permissions.
 ///
-/// All entries that faults and calls make are built from these (`tests/layers`), so no entry
-/// exceeds its mapping's permissions.
+/// Faults and calls build all entries from these attributes (`tests/layers`), so no entry exceeds
+/// its mapping's permissions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct MappingAttributes(Attributes);
 
@@ -46,7 +46,7 @@ impl MappingAttributes {
         Self(Attributes { permissions: self.0.permissions - Permissions::WRITE, ..self.0 })
     }
 
-    /// Write-protected by a userfaultfd, and so without the permission to write.
+    /// Write-protected by a userfaultfd, and therefore without write permission.
     #[inline]
     pub(crate) fn write_protected(self) -> Self {
         Self(Attributes { userfault: true, ..self.read_only().0 })
@@ -62,7 +62,7 @@ impl MappingAttributes {
         self.0.permissions
     }
 
-    /// For the table, whose functions write entries of any attributes.
+    /// For the table, whose functions write entries with arbitrary attributes.
     #[inline(always)]
     pub(crate) fn get(self) -> Attributes {
         self.0

@@ -6,7 +6,7 @@ use crate::arch::{Permissions, ProtectionKey};
 use crate::memory::HugeAdvice;
 
 bitflags! {
-    /// The permissions of a mapping (`PROT_READ`, `PROT_WRITE`, `PROT_EXEC`; none of them is
+    /// The permissions of a mapping (`PROT_READ`, `PROT_WRITE`, `PROT_EXEC`; an empty set means
     /// `PROT_NONE`).
     ///
     /// ```
@@ -84,7 +84,7 @@ bitflags! {
         const MAY_EXECUTE = 1 << 7;
         /// An access just below the mapping extends it (`MAP_GROWSDOWN`, `gd`).
         const GROWS_DOWN = 1 << 8;
-        /// Its pages stay in memory (`mlock`, `lo`).
+        /// The mapping's pages stay in memory (`mlock`, `lo`).
         const LOCKED = 1 << 9;
         /// Locked, but pages are populated by their first access (`MLOCK_ONFAULT`).
         const LOCK_ON_FAULT = 1 << 10;
@@ -124,17 +124,17 @@ bitflags! {
         const REAPED = 1 << 26;
         /// Only the program itself can access the pages ([`crate::Memory::secret_memory`]).
         const SECRET = 1 << 34;
-        /// Its pages are frames that are not the core's ([`crate::FrameSource`]), so its leaves
-        /// have no folio (`VM_PFNMAP` and `VM_IO`: `pf`, `io`).
+        /// The mapping's pages are frames outside the core's management ([`crate::FrameSource`]),
+        /// so its leaves have no folio (`VM_PFNMAP` and `VM_IO`: `pf`, `io`).
         const FRAMES = 1 << 35;
-        /// It never grows, merges with no neighbor, and ignores locks (`VM_DONTEXPAND`: `de`).
-        /// Every mapping with [`MappingFlags::FRAMES`] has it.
+        /// The mapping never grows, does not merge, and ignores locks (`VM_DONTEXPAND`: `de`).
+        /// Every mapping with [`MappingFlags::FRAMES`] has this flag.
         const DONT_EXPAND = 1 << 36;
         /// A userfaultfd serves missing pages (`um`).
         const USERFAULT_MISSING = 1 << 24;
         /// A userfaultfd serves writes to pages that it has write-protected (`uw`).
         const USERFAULT_WRITE_PROTECT = 1 << 25;
-        /// A userfaultfd serves pages that are in the object but not mapped (`ui`).
+        /// A userfaultfd serves pages of the object that are not mapped (`ui`).
         const USERFAULT_MINOR = 1 << 27;
         /// The number of the protection key ([`MappingFlags::key`]).
         const KEY = 0xf << Self::KEY_SHIFT;
@@ -167,7 +167,8 @@ impl MappingFlags {
         }
     }
 
-    /// Flags that mappings may differ in and still merge. The merged mapping has the flags of both.
+    /// Flags in which mappings may differ and still merge. The merged mapping has the flags of
+    /// both.
     pub(crate) const STICKY: Self = Self::SOFT_DIRTY.union(Self::MAYBE_GUARDS);
 
     /// The flags for `protection`.
@@ -203,7 +204,7 @@ impl MappingFlags {
         self & (Self::NO_RESERVE | Self::SHARED | Self::WRITE) == Self::WRITE
     }
 
-    /// Whether the pages are counted as this process' data: private and writable.
+    /// Whether the pages count as this process' data: private and writable.
     pub(crate) fn is_data(self) -> bool {
         self & (Self::WRITE | Self::SHARED | Self::GROWS_DOWN) == Self::WRITE
     }

@@ -5,9 +5,11 @@
 //! holds the address space's mutex and then the VMA's lock for writing. A fault takes no other lock
 //! that spans more than its own page tables, so faults in different VMAs never contend.
 //!
-//! 1. A fault finds the VMA in the index without a lock and takes the VMA's lock for reading.
-//! 2. In between, `munmap` may have removed or split the VMA. So the fault tests whether the VMA is
-//!    still linked and still covers the address, and otherwise looks it up again under the mutex.
+//! 1. A fault finds the VMA in the index without a lock and then acquires the VMA's lock for
+//!    reading.
+//! 2. Before the fault acquires the lock, `munmap` may have removed or split the VMA. So the fault
+//!    tests whether the VMA is still linked and still covers the address, and otherwise looks it up
+//!    again under the mutex.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -35,8 +37,8 @@ use crate::collections::range_skip_list::{Indexed, SkipLinks};
 pub(crate) use attributes::MappingAttributes;
 pub use flags::{MappingFlags, Protection};
 
-/// The purpose of a mapping: two neighbors merge only if all of it is equal. The records that it
-/// names live as long as what it is borrowed from: most often a VMA that holds them.
+/// The purpose of a mapping: two neighbors merge only if their purposes are equal. The records in
+/// it live as long as the value that it borrows from, usually a VMA that holds them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Purpose<'h> {
     pub(crate) flags: MappingFlags,
@@ -47,11 +49,11 @@ pub(crate) struct Purpose<'h> {
 /// The records that a VMA holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Holds {
-    /// The object that backs it; `None` for anonymous memory.
+    /// The object that backs the mapping; `None` for anonymous memory.
     pub(crate) object: Option<NonNull<ObjectState>>,
-    /// The owner of its anonymous pages; `None` until the VMA first needs one.
+    /// The owner of the mapping's anonymous pages; `None` until the VMA first needs an owner.
     pub(crate) group: Option<NonNull<AnonGroup>>,
-    /// The userfaultfd that serves its faults ([`MappingFlags::USERFAULT`]).
+    /// The userfaultfd that serves the mapping's faults ([`MappingFlags::USERFAULT`]).
     pub(crate) userfault: Option<NonNull<UserfaultState>>,
 }
 
@@ -61,7 +63,7 @@ impl<'h> Purpose<'h> {
         Self { flags, holds: Holds::default(), _held: PhantomData }
     }
 
-    /// The purpose of a mapping that is to hold these records.
+    /// The purpose of a mapping that will hold these records.
     ///
     /// # Safety
     /// 1. The records live for `'h`.
@@ -70,7 +72,7 @@ impl<'h> Purpose<'h> {
         Self { flags, holds, _held: PhantomData }
     }
 
-    /// The records that it names.
+    /// The records of the purpose.
     #[inline]
     pub(crate) fn holds(&self) -> &Holds {
         &self.holds
@@ -83,19 +85,19 @@ impl<'h> Purpose<'h> {
     }
 }
 
-/// A mapping. All fields but the lock change only while the thread holds the mutex of the address
-/// space and the lock for writing.
+/// A mapping. All fields except the lock change only while the thread holds the mutex of the
+/// address space and the VMA's lock for writing.
 ///
-/// Having a reference tells you that the object, the anon group and the userfaultfd that the VMA
-/// names live: it holds them from before its insertion until what it mapped is counted down
-/// (`VmaSet::insert`, `Removed::free`). The functions that make a reference of a pointer see to
-/// that: by the mutex, by the lock of a tree that the VMA is in, or by the VMA's own lock. A read
-/// section does not suffice, since the VMA may have been removed during it; there, only the lock
-/// and the bounds are used (`VmaIndex::try_read`).
+/// While a reference exists, the VMA's object, anon group and userfaultfd are alive: the VMA holds
+/// them from before its insertion until its pages are counted down (`VmaSet::insert`,
+/// `Removed::free`). Functions that make a reference from a pointer guarantee this by the mutex, by
+/// the lock of a tree that contains the VMA, or by the VMA's own lock. A read section does not
+/// suffice, because the VMA may be removed during the section; there, only the lock and the bounds
+/// are used (`VmaIndex::try_read`).
 ///
 /// The fields are ordered by use, so that a fault in one VMA reads no cache line that a fault in
-/// its neighbor writes. Searches read the first ones, in all VMAs that they pass; calls write the
-/// links of the trees; faults use the rest, from the lock on, in one VMA.
+/// its neighbor writes. Searches read the first fields of all VMAs on their path; calls write the
+/// links of the trees; faults use the remaining fields, from the lock on, of one VMA.
 #[repr(C, align(64))]
 pub(crate) struct Vma {
     start: AtomicU64,
@@ -105,14 +107,15 @@ pub(crate) struct Vma {
     pub(crate) group_links: TreeLinks,
     lock: RwLock,
     flags: AtomicU64,
-    /// The mapping's offset in its object, in pages. Anonymous memory starts with its address; a
-    /// move keeps the offset once there are pages, so that the index of every page stays the same.
+    /// The mapping's offset in its object, in pages. For anonymous memory, the initial offset is
+    /// the address; a move retains the offset once pages exist, so that the index of every page
+    /// stays the same.
     page_offset: AtomicU64,
     object: AtomicPtr<ObjectState>,
     group: AtomicPtr<AnonGroup>,
     userfault: AtomicPtr<UserfaultState>,
     tree: AtomicPtr<TreeState>,
-    /// The next in a chain of VMAs to be freed.
+    /// The next VMA in a chain of VMAs to be freed.
     next_removed: AtomicPtr<Self>,
 }
 
@@ -146,12 +149,13 @@ impl Vma {
         self.start.load(Ordering::Relaxed)
     }
 
-    /// The byte after the last.
+    /// The exclusive end.
     pub(crate) fn end(&self) -> u64 {
         self.end.load(Ordering::Relaxed)
     }
 
-    /// A VMA of the address space whose tree is `tree`. It is in no list yet, and holds nothing.
+    /// A VMA of the address space whose tree is `tree`. The VMA is in no list yet and holds no
+    /// records.
     ///
     /// # Safety
     /// 1. The records that `purpose` borrows live until the VMA holds its records, or is dropped.
@@ -179,7 +183,7 @@ impl Vma {
         }
     }
 
-    /// Whether it was removed ([`VmaWriteGuard::remove`]). Stays so.
+    /// Whether the VMA was removed ([`VmaWriteGuard::remove`]). Never reset.
     pub(crate) fn is_removed(&self) -> bool {
         self.lock.is_closed()
     }
@@ -217,7 +221,7 @@ impl Vma {
         self.object.load(Ordering::Relaxed).is_null()
     }
 
-    /// Whether its pages stay write-protected when they are dropped and the mapping stays. For
+    /// Whether write protection is retained when pages are dropped but the mapping remains. For
     /// pages of an object, only the entries record the protection.
     pub(crate) fn dropped_protection(&self) -> Protected {
         let kept = self.has(MappingFlags::USERFAULT_WRITE_PROTECT) && !self.is_anonymous();
@@ -239,7 +243,7 @@ impl Vma {
 
     /// The object that backs the mapping, if it is not anonymous.
     pub(crate) fn object(&self) -> Option<&ObjectState> {
-        // SAFETY: it lives as long as a reference to the VMA is used (see the type).
+        // SAFETY: the object lives while a reference to the VMA exists (see the type).
         self.object_pointer().map(|object| unsafe { object.as_ref() })
     }
 
@@ -248,17 +252,17 @@ impl Vma {
         NonNull::new(self.group.load(Ordering::Acquire))
     }
 
-    /// The owner of its anonymous pages.
+    /// The owner of the mapping's anonymous pages.
     pub(crate) fn group(&self) -> Option<&AnonGroup> {
-        // SAFETY: as for the object; a VMA that leaves its anon group earlier clears the pointer
-        // first (`set_group`).
+        // SAFETY: as for the object; a VMA that leaves its anon group earlier first clears the
+        // pointer (`set_group`).
         self.group_pointer().map(|group| unsafe { group.as_ref() })
     }
 
     /// Changes the owner of the anonymous pages. The VMA is in no anon group's tree.
     ///
     /// # Safety
-    /// 1. The VMA holds `group` from before this call, as [`Vma::new`] demands.
+    /// 1. The VMA has held `group` since before this call, as [`Vma::new`] requires.
     pub(crate) unsafe fn set_group(&self, group: Option<NonNull<AnonGroup>>) {
         self.group.store(raw(group), Ordering::Release);
     }
@@ -271,17 +275,19 @@ impl Vma {
         NonNull::new(self.userfault.load(Ordering::Relaxed))
     }
 
-    /// The userfaultfd that serves its faults; `None` in a build without the feature `userfault`.
+    /// The userfaultfd that serves the mapping's faults; `None` in a build without the feature
+    /// `userfault`.
     #[inline]
     pub(crate) fn userfault(&self) -> Option<&UserfaultState> {
         // SAFETY: as for the object.
         self.userfault_pointer().map(|userfault| unsafe { userfault.as_ref() })
     }
 
-    /// Changes the userfaultfd that serves its faults. The VMA is locked for writing.
+    /// Changes the userfaultfd that serves the mapping's faults. The VMA is locked for writing.
     ///
     /// # Safety
-    /// 1. The VMA holds `userfault` from before this call, and the one before until after it.
+    /// 1. The VMA has held `userfault` since before this call, and holds the previous one until
+    ///    after it.
     pub(crate) unsafe fn set_userfault(&self, userfault: Option<NonNull<UserfaultState>>) {
         self.userfault.store(raw(userfault), Ordering::Relaxed);
     }
@@ -312,8 +318,8 @@ impl Vma {
         self.page_offset().wrapping_add((addr.0 - self.start()) >> PAGE_SHIFT)
     }
 
-    /// The index of a folio whose first page is at `addr`, in the mapping: its pages, anonymous and
-    /// of an object, have indexes below [`FolioIndex::END`].
+    /// The index of a folio whose first page is at `addr` in the mapping. All pages of the mapping,
+    /// anonymous or of an object, have indexes below [`FolioIndex::END`].
     #[inline]
     pub(crate) fn folio_index_at(&self, addr: VirtAddr) -> FolioIndex {
         FolioIndex::new(self.page_offset_of(addr))
@@ -330,7 +336,7 @@ impl Vma {
         self.end.store(end, Ordering::Relaxed);
     }
 
-    /// Sets the mapping's start to `start`; the entries stay where they are.
+    /// Sets the mapping's start to `start`; the entries do not move.
     pub(crate) fn set_start(&self, start: u64, _rekeyed: &Rekeyed) {
         let moved = (start.wrapping_sub(self.start()) as i64) >> PAGE_SHIFT;
         self.page_offset.store(self.page_offset().wrapping_add(moved as u64), Ordering::Relaxed);
@@ -362,8 +368,9 @@ impl Vma {
         VmaWriteGuard { vma: self, guard: self.lock.write(platform) }
     }
 
-    /// Waits for the threads that held the VMA's lock for reading when it was removed: they found
-    /// it through the reverse map, and continue after they have released the reverse map's locks.
+    /// Waits for the threads that held the VMA's read lock when the VMA was removed. They found the
+    /// VMA through the reverse map and may continue after they have released the reverse map's
+    /// locks.
     #[inline]
     pub(crate) fn wait_for_readers<P: Platform>(&self, platform: &P) {
         while self.lock.has_readers() {
@@ -376,7 +383,7 @@ impl Vma {
     ///
     /// # Safety
     /// 1. The caller left the VMA locked for writing, or no other thread can reach it.
-    /// 2. No other guard of it for writing exists.
+    /// 2. The VMA has no other guard for writing.
     #[inline]
     pub(crate) unsafe fn written<'a, P: Platform>(
         &'a self,
@@ -387,7 +394,8 @@ impl Vma {
     }
 }
 
-/// A VMA that is locked for reading: it stays, and so do its bounds, flags and tables.
+/// A VMA that is locked for reading: it is not removed, and its bounds, flags and tables do not
+/// change.
 #[must_use = "dropping the guard unlocks the VMA"]
 pub(crate) struct VmaReadGuard<'a, P: Platform> {
     vma: &'a Vma,
@@ -395,13 +403,13 @@ pub(crate) struct VmaReadGuard<'a, P: Platform> {
 }
 
 impl<P: Platform> VmaReadGuard<'_, P> {
-    /// The VMA, for as long as the guard is kept.
+    /// The VMA, while the guard exists.
     #[inline]
     pub(crate) fn vma(&self) -> &Vma {
         self.vma
     }
 
-    /// Whether another thread has the VMA locked, or waits for it.
+    /// Whether another thread holds or waits for the VMA's lock.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn is_shared(&self) -> bool {
         self.vma.lock.is_shared()
@@ -414,23 +422,23 @@ impl<P: Platform> VmaReadGuard<'_, P> {
     }
 }
 
-/// A VMA that is locked for reading until [`ReadLockedVma::unlock`] is called. It stays, and so
-/// does its address space: a thread that removes a VMA waits for its readers.
+/// A VMA that is locked for reading until [`ReadLockedVma::unlock`] is called. The VMA and its
+/// address space are not freed, because a thread that removes a VMA waits for its readers.
 #[must_use = "it stays locked"]
 pub(crate) struct ReadLockedVma(NonNull<Vma>);
 
 impl ReadLockedVma {
-    /// Whether it is `vma`.
+    /// Whether this is `vma`.
     pub(crate) fn is(&self, vma: &Vma) -> bool {
         self.0 == NonNull::from(vma)
     }
 
-    /// Unlocks it.
+    /// Unlocks the VMA.
     pub(crate) fn unlock<P: Platform>(self, platform: &P) {
-        // SAFETY: a VMA is freed after it was removed, and removal waits for the lock that is held
-        // here (`Vma::lock_write`, `Vma::wait_for_readers`).
+        // SAFETY: a VMA is freed after its removal, which waits for the lock held here
+        // (`Vma::lock_write`, `Vma::wait_for_readers`).
         let vma = unsafe { self.0.as_ref() };
-        // SAFETY: 1. this is the one guard that was left locked; 2. it is consumed here.
+        // SAFETY: 1. this is the only guard that was left locked; 2. it is consumed here.
         drop(unsafe { vma.lock.left(platform) });
     }
 }
@@ -455,7 +463,7 @@ impl<'a, P: Platform> VmaWriteGuard<'a, P> {
         self.vma
     }
 
-    /// Leaves the VMA locked; [`Vma::written`] makes another guard of it.
+    /// Leaves the VMA locked; [`Vma::written`] restores a guard.
     #[inline]
     pub(crate) fn leave_locked(self) {
         self.guard.leave_locked();

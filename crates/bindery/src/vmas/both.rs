@@ -1,12 +1,12 @@
 //! Two VMAs, locked for reading.
 //!
-//! The second one is only tried:
-//! 1. CPU A has VMA 1 for reading, and waits for VMA 2.
-//! 2. CPU B, in `mprotect`, has the mutex and waits for the readers of VMA 1.
-//! 3. CPU A finds a writer at VMA 2, and would wait for the mutex.
+//! The second lock is only tried. Otherwise:
+//! 1. CPU A holds VMA 1 for reading and waits for VMA 2.
+//! 2. CPU B, in `mprotect`, holds the mutex and waits for the readers of VMA 1.
+//! 3. CPU A finds a writer at VMA 2 and waits for the mutex.
 //!
-//! If the try fails, the first lock is released, and both are taken under the mutex, which excludes
-//! writers.
+//! If the try fails, the first lock is released, and both locks are acquired under the mutex, which
+//! excludes writers.
 
 use crate::addr::VirtAddr;
 use crate::platform::Platform;
@@ -17,7 +17,7 @@ use super::VmaIndex;
 /// The VMAs of two addresses, which may be one VMA.
 pub(crate) struct BothVmas<'a, P: Platform> {
     first: VmaReadGuard<'a, P>,
-    /// `None`: the first one holds both addresses.
+    /// `None`: the first VMA contains both addresses.
     second: Option<VmaReadGuard<'a, P>>,
 }
 
@@ -31,7 +31,7 @@ impl<P: Platform> BothVmas<'_, P> {
 }
 
 impl<P: Platform> VmaIndex<P> {
-    /// The VMAs of both addresses, locked for reading, unless one of them has none.
+    /// The VMAs of both addresses, locked for reading; `None` if an address has no VMA.
     #[inline]
     pub(crate) fn read_both<'a>(
         &'a self,
@@ -50,8 +50,8 @@ impl<P: Platform> VmaIndex<P> {
         self.read_both_after_writer(platform, first, second)
     }
 
-    /// As [`VmaIndex::read_both`], after a failed try: a writer has the second VMA, or the set has
-    /// none there.
+    /// As [`VmaIndex::read_both`], after a failed try: a writer holds the second VMA, or the set
+    /// has no VMA there.
     #[cold]
     fn read_both_after_writer<'a>(
         &'a self,

@@ -1,4 +1,5 @@
-//! The freeable span of an unmapped range: how much of the page table can be freed with it.
+//! The freeable span of an unmapped range: the part of the page table that can be freed with the
+//! range.
 
 use crate::addr::VirtRange;
 use crate::arch::{Arch, Level};
@@ -8,8 +9,8 @@ use crate::vma::Vma;
 use super::VmaView;
 
 impl<P: Platform> VmaView<'_, P> {
-    /// `range`, in which nothing will be mapped any more, extended by the surrounding whole table
-    /// spans without mappings. `occupied` counts as mapped.
+    /// `range`, in which nothing will remain mapped, extended by the surrounding whole table spans
+    /// without mappings. `occupied` counts as mapped.
     ///
     /// ```text
     /// VMAs     |  A  |                 (range)             | B |
@@ -32,7 +33,7 @@ impl<P: Platform> VmaView<'_, P> {
     }
 }
 
-/// As [`VmaView::freeable`], if nothing else is mapped in `free`.
+/// As [`VmaView::freeable`], if `free` contains no other mapping.
 pub(crate) fn freeable_between<A: Arch>(
     range: VirtRange,
     free: core::ops::Range<u64>,

@@ -13,11 +13,11 @@ use crate::vma::{MappingFlags, Vma, VmaWriteGuard};
 use super::VmaSet;
 
 impl<'op, P: Platform> VmaSet<'op, '_, P> {
-    /// Gives a VMA an anon group for its anonymous pages: that of a mergeable neighbor, or a new
-    /// one (Linux: `anon_vma_prepare`). May sleep.
+    /// Assigns a VMA an anon group for its anonymous pages: that of a mergeable neighbor, or a new
+    /// group (Linux: `anon_vma_prepare`). May sleep.
     ///
     /// # Panics
-    /// If the set does not have the VMA.
+    /// If the VMA is not in the set.
     pub(crate) fn prepare_group(&mut self, vma: &'op Vma) -> Result<(), NoMemory> {
         if vma.group_pointer().is_some() {
             return Ok(());
@@ -29,7 +29,7 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
         }
         let group = match group {
             Some(group) => group,
-            // SAFETY: it is fresh: no other thread frees it.
+            // SAFETY: the group is fresh, so no other thread frees it.
             None => unsafe {
                 Groups::create(self.page_table.memory, None).ok_or(NoMemory)?.as_ref()
             },
@@ -38,21 +38,21 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
         Ok(())
     }
 
-    /// Adds a VMA without an anon group to `group`, one of this address space.
+    /// Adds a VMA without an anon group to `group`, which belongs to this address space.
     pub(super) fn adopt(&mut self, vma: &'op Vma, group: &AnonGroup) {
         self.assert_has(vma);
         assert!(vma.group_pointer().is_none(), "a VMA belongs to one group");
         group.hold();
-        // SAFETY: 1. the set has the VMA, and so have the trees; `VmaSet::remove` takes it out of
-        // them; 2. held above.
+        // SAFETY: 1. the VMA is in the set and in the trees; `VmaSet::remove` removes it from the
+        // trees; 2. held above.
         unsafe { group.join(self.platform(), vma) };
     }
 
-    /// Removes a VMA from its anon group; it maps no page of the group, to which `moved` belongs
-    /// too.
+    /// Removes a VMA from its anon group. The VMA maps no page of the group, to which `moved` also
+    /// belongs.
     ///
     /// # Panics
-    /// If the set does not have the VMAs, or they do not belong to one group.
+    /// If the VMAs are not in the set, or do not belong to the same group.
     pub(crate) fn leave_group(&mut self, vma: &VmaWriteGuard<'op, P>, moved: &'op Vma) {
         let Some(group) = vma.group_pointer() else { return };
         self.assert_has(vma.vma());
@@ -60,20 +60,21 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
         let stays = moved.group_pointer() == Some(group) && !ptr::eq(moved, vma.vma());
         assert!(stays, "no other VMA has the group of the one that leaves it");
         if let Some(state) = vma.group() {
-            // SAFETY: 1. it is the VMA's own, and the VMA is in the set, so also in the trees.
+            // SAFETY: 1. the group is the VMA's own, and the VMA is in the set and therefore in the
+            // trees.
             unsafe { state.leave(self.platform(), vma) };
         }
-        // SAFETY: 1. the VMA's own holder, which does not name the group any more.
+        // SAFETY: 1. the hold is the VMA's own, and the VMA no longer refers to the group.
         unsafe { Groups::release(self.page_table.memory, group, &mut self.removed.groups) };
     }
 
-    /// Checked in all builds: a VMA that the set has is one of this address space, and not removed.
+    /// Asserted in all builds: a VMA in the set belongs to this address space and is not removed.
     fn assert_has(&self, vma: &'op Vma) {
         let has = vma.tree() == self.page_table.state() && !vma.is_removed();
         assert!(has, "the set does not have the VMA");
     }
 
-    /// Takes dead anon groups out of the families.
+    /// Removes dead anon groups from the families.
     ///
     /// # Safety
     /// 1. All VMAs are locked for writing.
@@ -89,8 +90,8 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
     }
 }
 
-/// The anon group of `owner`, one of the two VMAs, if only their protection keeps `low` and `high`
-/// from merging. A later change of the protection may let them merge.
+/// The anon group of `owner`, one of the two VMAs, if only their protection prevents `low` and
+/// `high` from merging. A later change of the protection may permit the merge.
 fn shared_group<'v>(low: &Vma, high: &Vma, owner: &'v Vma) -> Option<&'v AnonGroup> {
     let ignored = MappingFlags::PROTECTION | MappingFlags::STICKY;
     let fits = low.end() == high.start()

@@ -1,4 +1,4 @@
-//! The limits of an address space, and its usage.
+//! The limits of an address space and its usage.
 
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
@@ -19,16 +19,16 @@ use crate::vma::MappingFlags;
 pub struct Limits {
     /// All mappings together (`RLIMIT_AS`).
     pub address_space: u64,
-    /// Private writable mappings, and the heap (`RLIMIT_DATA`); 0 forbids a heap and nothing else.
+    /// Private writable mappings, and the heap (`RLIMIT_DATA`); 0 forbids only a heap.
     pub data: u64,
     /// Locked memory (`RLIMIT_MEMLOCK`).
     pub locked: u64,
     /// Pinned memory, each page counted once for each pin (`RLIMIT_MEMLOCK`, which Linux compares
-    /// with locked and pinned memory apart).
+    /// separately with locked and with pinned memory).
     pub pinned: u64,
     /// The maximum size of a mapping that grows down (`RLIMIT_STACK`).
     pub stack: u64,
-    /// Whether the limits of locked and pinned memory count for this process.
+    /// Whether this process is subject to the limits of locked and pinned memory.
     pub locking: Locking,
 }
 
@@ -42,7 +42,7 @@ pub struct Limits {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Locking {
-    /// Up to its limit.
+    /// Up to the limit.
     #[default]
     Limited,
     /// Without limit.
@@ -50,7 +50,8 @@ pub enum Locking {
 }
 
 impl Default for Limits {
-    /// Linux's initial limits only: 8 MiB of locked memory, and of pinned, 8 MiB of stack.
+    /// Only Linux's initial limits: 8 MiB of locked memory, 8 MiB of pinned memory, and 8 MiB of
+    /// stack.
     fn default() -> Self {
         Self {
             address_space: u64::MAX,
@@ -88,8 +89,8 @@ pub struct Usage {
     pub pinned: u64,
 }
 
-/// The accounts and limits, readable at any time; usage changes with the mutex held, and has a line
-/// of its own.
+/// The accounts and limits, readable at any time. Usage changes under the mutex and has its own
+/// cache line.
 #[repr(C, align(64))]
 pub(crate) struct Account {
     total: AtomicI64,
@@ -131,7 +132,7 @@ impl Default for Account {
 }
 
 impl Account {
-    /// The offset of the byte after the usage.
+    /// The offset of the first byte after the usage.
     #[cfg(test)]
     pub(super) const USAGE_END: usize = core::mem::offset_of!(Self, address_space_limit);
 
@@ -156,7 +157,7 @@ impl Account {
         }
     }
 
-    /// The usage. The account does not count pinned pages, so their number is zero.
+    /// The usage. The account does not include pinned pages, so their number is zero.
     pub(crate) fn usage(&self) -> Usage {
         let read = |counter: &AtomicI64| counter.load(Ordering::Relaxed).max(0) as u64;
         Usage {
@@ -169,8 +170,8 @@ impl Account {
         }
     }
 
-    /// Adds `pages` (or subtracts them) of a mapping with these flags. Says whether they count as
-    /// committed. The mutex is held.
+    /// Adds `pages` (or subtracts them) of a mapping with these flags. Returns whether they count
+    /// as committed. The mutex is held.
     #[inline]
     pub(super) fn count(&self, flags: MappingFlags, pages: i64) -> bool {
         add(&self.total, pages);
@@ -194,7 +195,8 @@ impl Account {
         committed
     }
 
-    /// Fails if `pages` more with these flags would exceed the limits (Linux: `may_expand_vm`).
+    /// Fails if `pages` more pages with these flags would exceed the limits (Linux:
+    /// `may_expand_vm`).
     pub(crate) fn may_expand(&self, flags: MappingFlags, pages: u64) -> Result<(), Error> {
         let (usage, limits) = (self.usage(), self.limits());
         let exceeds = |used: u64, limit: u64| used.saturating_add(pages) > limit >> PAGE_SHIFT;
@@ -218,7 +220,7 @@ impl Account {
         Ok(())
     }
 
-    /// Refuses a process that may lock nothing at all (Linux: `can_do_mlock`).
+    /// Fails if the process may not lock any memory (Linux: `can_do_mlock`).
     pub(crate) fn may_lock_at_all(&self) -> Result<(), Error> {
         let limits = self.limits();
         if limits.locking == Locking::Limited && limits.locked == 0 {
@@ -227,8 +229,8 @@ impl Account {
         Ok(())
     }
 
-    /// Records how many pages are resident. Called before a call unmaps pages, so that mapping them
-    /// need not.
+    /// Records the number of resident pages. Called before a call unmaps pages, so that the mapping
+    /// of pages need not record it.
     #[inline]
     pub(crate) fn note_resident(&self, pages: i64) {
         if pages > self.resident_peak.load(Ordering::Relaxed) {
@@ -246,13 +248,13 @@ impl Account {
         self.resident_peak.load(Ordering::Relaxed).max(0) as u64
     }
 
-    /// Forgets the maximum of [`Account::note_resident`].
+    /// Resets the maximum of [`Account::note_resident`].
     pub(crate) fn reset_resident_peak(&self) {
         self.resident_peak.store(0, Ordering::Relaxed);
     }
 }
 
 fn add(counter: &AtomicI64, pages: i64) {
-    // One writer at a time: the mutex is held.
+    // Only one writer at a time, because the mutex is held.
     counter.store(counter.load(Ordering::Relaxed) + pages, Ordering::Relaxed);
 }

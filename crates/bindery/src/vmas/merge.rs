@@ -1,4 +1,4 @@
-//! Neighbors become one VMA.
+//! Merges neighbors into one VMA.
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::platform::Platform;
@@ -7,7 +7,7 @@ use crate::vma::{MappingFlags, Purpose, Vma};
 
 use super::VmaSet;
 
-/// The flags in which two VMAs must agree to become one.
+/// The flags in which two VMAs must agree to be merged.
 fn essential(flags: MappingFlags) -> MappingFlags {
     flags - MappingFlags::STICKY
 }
@@ -15,16 +15,17 @@ fn essential(flags: MappingFlags) -> MappingFlags {
 /// Whether `high`, which begins where `low` ends, can be merged with it (Linux:
 /// `can_vma_merge_after` and its siblings).
 ///
-/// A VMA without an anon group of anonymous pages may take over its neighbor's, unless that one is
-/// inherited: the pages of an anon group above would be looked for in places where they cannot be.
+/// A VMA without an anon group of anonymous pages may take over its neighbor's, unless that group
+/// is inherited, because walks would then search for the pages of a group above in places where
+/// they cannot be.
 fn continues(low: &Vma, high: &Vma) -> bool {
     let flags = low.flags();
     low.end() == high.start()
         && essential(flags) == essential(high.flags())
         && low.object_pointer() == high.object_pointer()
         && low.userfault_pointer() == high.userfault_pointer()
-        // Each VMA of a segment counts as an attachment, and a source of frames follows each VMA,
-        // so they do not merge. Linux neither.
+        // Each VMA of a segment counts as an attachment, and a source of frames tracks each VMA, so
+        // such VMAs do not merge, as on Linux.
         && low.object().is_none_or(|object| object.segment().is_none())
         && !flags.contains(MappingFlags::DONT_EXPAND)
         && low.page_offset_of(VirtAddr(low.end())) == high.page_offset()
@@ -35,7 +36,7 @@ fn continues(low: &Vma, high: &Vma) -> bool {
         }
 }
 
-/// Whether a new mapping with this purpose may become a part of `vma`, which touches it.
+/// Whether a new mapping with this purpose may become a part of `vma`, which is adjacent to it.
 fn continues_new(vma: &Vma, purpose: &Purpose<'_>) -> bool {
     essential(vma.flags()) == essential(purpose.flags)
         && !purpose.flags.contains(MappingFlags::DONT_EXPAND)
@@ -44,11 +45,12 @@ fn continues_new(vma: &Vma, purpose: &Purpose<'_>) -> bool {
 }
 
 impl<'op, P: Platform> VmaSet<'op, '_, P> {
-    /// Joins `vma` with its neighbors if they continue each other in every respect, and returns the
-    /// result.
+    /// Merges `vma` with its neighbors if they continue each other in every respect, and returns
+    /// the result.
     pub(crate) fn merge_around(&mut self, vma: &'op Vma) -> &'op Vma {
         let mut vma = vma;
-        // If `vma` continues either neighbor but not both, the lower one wins, as on Linux.
+        // If `vma` can merge with either neighbor but not with both, the lower neighbor is chosen,
+        // as on Linux.
         if let Some(previous) = self.previous(vma)
             && continues(previous, vma)
         {
@@ -80,8 +82,8 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
         self.vmas.index.bounds_changed(&low);
     }
 
-    /// Extends the VMA below or above a free `range` over it, if a new mapping would continue that
-    /// VMA and does not touch a third one. Needs no memory and no grace period.
+    /// Extends the VMA below or above a free `range` over it, if a new mapping there would continue
+    /// that VMA and is not adjacent to a third VMA. Needs no memory and no grace period.
     pub(crate) fn extend_neighbor(
         &mut self,
         range: VirtRange,
@@ -124,7 +126,7 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
     }
 }
 
-/// Whether `vma` ends where a new mapping begins, which would continue it.
+/// Whether `vma` ends at the start of a new mapping that would continue it.
 fn is_below(vma: &Vma, range: VirtRange, offset: u64, purpose: &Purpose<'_>) -> bool {
     vma.end() == range.start().0
         && vma.page_offset_of(range.start()) == offset

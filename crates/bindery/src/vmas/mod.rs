@@ -1,8 +1,8 @@
-//! The VMAs of one address space: a set that faults read without a lock, and that one operation at
-//! a time changes.
+//! The VMAs of one address space: a set that faults read without a lock and that one operation at a
+//! time changes.
 //!
-//! [`VmaIndex`] is the set, with the mutex that guards it. Three handles lead to it, and a VMA that
-//! a handle has found lives as long as the handle's lifetime `'op`:
+//! [`VmaIndex`] is the set, with the mutex that guards it. Three handles give access to the set,
+//! and a VMA found through a handle lives as long as the handle's lifetime `'op`:
 //!
 //! | handle | the holder | may |
 //! |---|---|---|
@@ -64,7 +64,7 @@ pub(crate) const STACK_GUARD_GAP: u64 = 256 * PAGE_SIZE;
 pub(crate) struct Bounds {
     /// The lowest address that may be mapped.
     pub(crate) minimum: VirtAddr,
-    /// The address at which the search for free addresses begins, downwards, if the embedder
+    /// The address from which the search for free addresses proceeds downward, if the embedder
     /// chose one.
     pub(crate) search_top: Option<VirtAddr>,
     /// The maximum number of VMAs.
@@ -74,7 +74,8 @@ pub(crate) struct Bounds {
 /// The VMAs of an address space, with the mutex that guards changes, and the accounts.
 ///
 /// The fields are ordered so that a call that changes the set writes three cache lines: the gaps of
-/// the index' head; the rest of the index, and the mutex; the usage. A fault reads none of them.
+/// the index' head; the rest of the index, with the mutex; the usage. A fault reads none of these
+/// lines.
 #[repr(C, align(64))]
 pub(crate) struct VmaIndex<P: Platform> {
     minimum: VirtAddr,
@@ -101,14 +102,14 @@ impl<P: Platform> VmaIndex<P> {
         }
     }
 
-    /// Takes the mutex.
+    /// Acquires the mutex.
     #[inline]
     pub(crate) fn lock(&self) -> VmasGuard<'_, P> {
         VmasGuard { vmas: self, _locked: self.mutex.lock() }
     }
 
-    /// The VMA that contains `addr`, locked for reading, unless a writer is at work on it. Takes no
-    /// mutex: while the set changes, a VMA may be missed.
+    /// The VMA that contains `addr`, locked for reading, unless a writer holds it. Takes no mutex,
+    /// so a VMA may be missed while the set changes.
     #[inline(always)]
     pub(crate) fn try_read<'a>(
         &'a self,
@@ -117,16 +118,16 @@ impl<P: Platform> VmaIndex<P> {
     ) -> Option<VmaReadGuard<'a, P>> {
         let _section = ReadSection::enter(platform);
         let node = self.index.find_at_or_before(addr.0)?;
-        // SAFETY: a VMA that the index leads to is freed only after a grace period (`Removed`), and
-        // the read section delays that. The lock for reading keeps the VMA in the index, so it
-        // outlives the section.
+        // SAFETY: a VMA in the index is freed only after a grace period (`Removed`), which the read
+        // section delays. The read lock keeps the VMA in the index, so the VMA outlives the
+        // section.
         let vma: &'a Vma = unsafe { node.as_ref() };
         let locked = vma.try_read(platform)?;
         vma.range().contains(addr).then_some(locked)
     }
 
-    /// The VMA that contains `addr`, locked for reading. If a writer is at work on it, waits for
-    /// the mutex, which excludes writers.
+    /// The VMA that contains `addr`, locked for reading. If a writer holds the VMA, waits for the
+    /// mutex, which excludes writers.
     #[inline]
     pub(crate) fn read<'a>(
         &'a self,
@@ -136,7 +137,8 @@ impl<P: Platform> VmaIndex<P> {
         self.try_read(platform, addr).or_else(|| self.read_after_writer(platform, addr))
     }
 
-    /// As [`VmaIndex::read`], after a failed try: a writer has the VMA, or the set has none there.
+    /// As [`VmaIndex::read`], after a failed try: a writer holds the VMA, or the set has no VMA
+    /// there.
     #[cold]
     fn read_after_writer<'a>(
         &'a self,
@@ -161,13 +163,13 @@ impl<P: Platform> VmaIndex<P> {
         self.minimum
     }
 
-    /// The bounds of a copy of the address space.
+    /// The address bounds for a copy of the address space.
     pub(crate) fn bounds(&self) -> Bounds {
         let maximum = self.maximum.load(Ordering::Relaxed);
         Bounds { minimum: self.minimum, search_top: self.search_top, maximum }
     }
 
-    /// Sets the maximum number of VMAs; existing ones stay.
+    /// Sets the maximum number of VMAs; existing VMAs are not affected.
     pub(crate) fn set_maximum(&self, most: usize) {
         self.maximum.store(most, Ordering::Relaxed);
     }
@@ -178,7 +180,7 @@ impl<P: Platform> VmaIndex<P> {
         self.index.looked_at()
     }
 
-    /// The address at which the search for free addresses begins.
+    /// The address from which the search for free addresses proceeds.
     fn search_top(&self) -> u64 {
         const BELOW_FIVE_LEVELS: u64 = (1 << 47) - PAGE_SIZE;
         match self.search_top {
@@ -203,12 +205,12 @@ impl<'a, P: Platform> VmasGuard<'a, P> {
         VmaView { vmas: self.vmas }
     }
 
-    /// The VMA that contains `addr`, locked for reading. With the mutex held, no writer is at work,
-    /// so no VMA is missed.
+    /// The VMA that contains `addr`, locked for reading. The caller holds the mutex, so no writer
+    /// is active and no VMA is missed.
     pub(crate) fn try_read(&self, platform: &'a P, addr: VirtAddr) -> Option<VmaReadGuard<'a, P>> {
         let node = NonNull::from(self.view().at(addr)?);
-        // SAFETY: the mutex keeps the VMA in the index until it is locked, and the lock for reading
-        // keeps it from then on.
+        // SAFETY: the mutex keeps the VMA in the index until it is locked, and the read lock keeps
+        // it there afterwards.
         let vma: &'a Vma = unsafe { node.as_ref() };
         vma.try_read(platform)
     }
@@ -216,7 +218,7 @@ impl<'a, P: Platform> VmasGuard<'a, P> {
     /// The set, for changes. It lends all views that exist at the same time.
     ///
     /// # Safety
-    /// 1. Set and page table are those of one address space.
+    /// 1. The set and the page table belong to the same address space.
     #[inline]
     pub(crate) unsafe fn set<'op, 'm>(
         &'op mut self,
@@ -232,7 +234,7 @@ impl<'a, P: Platform> VmasGuard<'a, P> {
         self.vmas.index.bounds_changed(vma);
     }
 
-    /// Whether the index keeps its own invariants. For the auditor.
+    /// Whether the index maintains its own invariants. For the auditor.
     pub(crate) fn check(&self) -> bool {
         self.vmas.index.check()
     }
@@ -254,7 +256,7 @@ mod layout {
     fn a_change_writes_three_lines() {
         let gaps = offset_of!(VmaIndex<Machine>, index) + Index::<Vma>::WRITTEN;
         assert_eq!(gaps % LINE, 0, "searches read what is before");
-        // The gaps fill a line; the rest of the index and the mutex follow on the next.
+        // The gaps fill a cache line; the rest of the index and the mutex follow on the next.
         assert_eq!(offset_of!(VmaIndex<Machine>, mutex) / LINE, gaps / LINE + 1);
         assert_eq!(offset_of!(VmaIndex<Machine>, account) % LINE, 0);
         const { assert!(Account::USAGE_END <= LINE) };

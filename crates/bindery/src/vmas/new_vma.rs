@@ -1,5 +1,5 @@
-//! VMAs that are not in the set yet. Each frees its memory if it is dropped, so an error path has
-//! nothing to undo.
+//! VMAs that are not in the set yet. A dropped VMA frees its memory, so error paths need no
+//! cleanup.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -43,14 +43,14 @@ impl<P: Platform> Drop for ReservedVma<'_, P> {
     #[cold]
     fn drop(&mut self) {
         let memory = self.memory;
-        // SAFETY: the value is not used again: this is its drop.
+        // SAFETY: the value is not used again, because this is its drop.
         let reserved = unsafe { ManuallyDrop::take(&mut self.reserved) };
-        // SAFETY: 1. `new` reserved it, of the one slab for VMAs of this memory.
+        // SAFETY: 1. `new` reserved it from the slab for VMAs of this memory.
         unsafe { memory.slab::<Vma>().unreserve(&memory.frames, reserved) };
     }
 }
 
-/// A VMA in no list: no other thread knows it, and it holds neither object nor anon group. So it
+/// A VMA in no list. No other thread can find it, and it holds neither object nor anon group; it
 /// borrows their holders.
 pub(crate) struct NewVma<'h, 'm, P: Platform> {
     memory: &'m Memory<P>,
@@ -61,11 +61,11 @@ pub(crate) struct NewVma<'h, 'm, P: Platform> {
 impl<P: Platform> NewVma<'_, '_, P> {
     /// The VMA.
     pub(super) fn vma(&self) -> &Vma {
-        // SAFETY: the slab built it (`ReservedVma::fill`), and only the drop frees it.
+        // SAFETY: the slab built the VMA (`ReservedVma::fill`), and only the drop frees it.
         unsafe { self.node.as_ref() }
     }
 
-    /// The byte after the last.
+    /// The exclusive end.
     pub(crate) fn end(&self) -> u64 {
         self.vma().end()
     }
@@ -81,14 +81,14 @@ impl<P: Platform> Drop for NewVma<'_, '_, P> {
     #[cold]
     fn drop(&mut self) {
         let memory = self.memory;
-        // SAFETY: the node came from this slab (`ReservedVma::fill`), was never in the index or a
-        // tree, and so is known to no other thread.
+        // SAFETY: the node came from this slab (`ReservedVma::fill`) and was never in the index or
+        // a tree, so no other thread can find it.
         unsafe { memory.slab::<Vma>().free(&memory.frames, self.node) };
     }
 }
 
-/// A VMA that is in the trees of the reverse map, and not in the index yet: walkers of the reverse
-/// map know it, faults do not. Must be inserted; one that is not is never freed.
+/// A VMA that is in the trees of the reverse map but not in the index yet: walkers of the reverse
+/// map find it, faults do not. It must be inserted; otherwise it is never freed.
 #[must_use = "it has to be inserted"]
 pub(crate) struct LinkedVma<'op> {
     pub(super) vma: &'op Vma,
@@ -96,7 +96,7 @@ pub(crate) struct LinkedVma<'op> {
 }
 
 impl LinkedVma<'_> {
-    /// Records that the VMA has received entries of another one with the same object and anon
+    /// Records that the VMA has received entries of another VMA with the same object and anon
     /// group, whose trees are locked ([`RmapGuard::moved`], which panics otherwise).
     pub(crate) fn received<P: Platform>(&self, held: &RmapGuard<'_, P>) {
         // SAFETY: 1. it is in the trees (`VmaSet::link`).

@@ -1,4 +1,4 @@
-//! Iteration over the VMAs of a range, in which holes are an error at the end.
+//! Iterates over the VMAs of a range and reports holes as an error at the end.
 
 use crate::addr::{VirtAddr, VirtRange};
 use crate::error::Error;
@@ -7,8 +7,8 @@ use crate::vma::Vma;
 
 use super::VmaView;
 
-/// An iteration over the VMAs of a range, as `madvise` and `msync` make it: it skips holes, and
-/// reports the first of them at the end.
+/// An iteration over the VMAs of a range, as in `madvise` and `msync`: skips holes and reports the
+/// first hole at the end.
 #[derive(Debug)]
 pub(crate) struct Parts {
     at: VirtAddr,
@@ -22,7 +22,7 @@ impl Parts {
         Self { at: range.start(), end: range.end(), hole: None }
     }
 
-    /// The next VMA, and its intersection with the range. The mutex may be released between two
+    /// The next VMA and its intersection with the range. The mutex may be released between two
     /// calls.
     pub(crate) fn next<'op, P: Platform>(
         &mut self,

@@ -30,13 +30,13 @@ pub enum Place {
     /// This address if it is free (rounded down to a page, or up to the lowest address that may be
     /// mapped), else any. Null means any.
     Near(VirtAddr),
-    /// Exactly this address; what is mapped there is unmapped (`MAP_FIXED`).
+    /// Exactly this address; existing mappings there are unmapped (`MAP_FIXED`).
     Fixed(VirtAddr),
     /// Exactly this address, or none (`MAP_FIXED_NOREPLACE`).
     FixedNoReplace(VirtAddr),
 }
 
-/// The preferred addresses of a new mapping: `congruent` bytes after the multiples of `align`, a
+/// The preferred addresses of a new mapping: those `congruent` bytes after a multiple of `align`, a
 /// power of two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Alignment {
@@ -55,7 +55,7 @@ impl Alignment {
 }
 
 impl<P: Platform> VmaView<'_, P> {
-    /// The range of a new mapping. If the address is free to choose, prefers those of `preferred`.
+    /// The range of a new mapping. If any address is acceptable, prefers those of `preferred`.
     pub(crate) fn find_place(
         self,
         length: u64,
@@ -91,7 +91,7 @@ impl<P: Platform> VmaView<'_, P> {
         }
     }
 
-    /// The range at a fixed address; `length` is at most the limit. The checks are in Linux's
+    /// The range at a fixed address; `length` is at most the limit. The checks run in Linux's
     /// order.
     fn fixed_range(self, start: VirtAddr, length: u64) -> Result<VirtRange, Error> {
         let limit = VirtAddr(P::Arch::USER_END);

@@ -14,17 +14,16 @@ use crate::vma::{MappingFlags, Vma};
 #[derive(Default)]
 #[must_use = "what was removed has to be freed"]
 pub(crate) struct Removed {
-    /// VMAs that were removed from the index. Each still holds its object, anon group and
-    /// userfaultfd.
+    /// VMAs removed from the index. Each still holds its object, anon group and userfaultfd.
     pub(super) vmas: Chain<Vma>,
     /// Anon groups without a holder.
     pub(super) groups: Chain<AnonGroup>,
-    /// Whether a VMA that is still in the set was unlocked (`munlock`).
+    /// Whether a VMA that remains in the set was unlocked (`munlock`).
     pub(super) unlocked: bool,
 }
 
 impl Removed {
-    /// Whether nothing has to be freed or reported.
+    /// Whether nothing needs to be freed or reported.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.vmas.is_empty() && self.groups.is_empty() && !self.unlocked
@@ -33,18 +32,18 @@ impl Removed {
     /// As [`Removed::free`], for an operation that has detached no table.
     ///
     /// # Safety
-    /// 1. As there.
+    /// 1. As for [`Removed::free`].
     #[cold]
     pub(crate) unsafe fn free_without_tables<P: Platform>(self, memory: &Memory<P>) {
-        // SAFETY: 1. the caller's obligation 1; 2. there are none.
+        // SAFETY: 1. the caller's obligation 1; 2. the operation has no tables.
         unsafe { self.free(memory, DetachedTables::default()) };
     }
 
     /// Releases the objects, anon groups and userfaultfds of the removed VMAs. Frees the VMAs and
-    /// `tables` after all readers have left. May sleep.
+    /// `tables` after a grace period. May sleep.
     ///
-    /// The pages of the VMAs must be counted down before. Otherwise a walker of the reverse map
-    /// could see, in a read section, a folio that counts as mapped but has a freed owner
+    /// The pages of the VMAs must be counted down first. Otherwise a walker of the reverse map
+    /// could, in a read section, see a folio that counts as mapped but whose owner is freed
     /// ([`crate::rmap`]).
     ///
     /// # Safety
@@ -70,7 +69,7 @@ impl Removed {
         if unlocked {
             memory.clock.note_unlocked(memory.frames.span().count);
         }
-        // SAFETY: 1. the VMAs are out of the index and the trees; no VMA and no child holds the
+        // SAFETY: 1. the VMAs are in neither the index nor the trees; no VMA and no child holds the
         // anon groups.
         unsafe { free_unlinked(memory, tables, vmas, groups) };
     }

@@ -1,5 +1,5 @@
-//! Changes of the set of VMAs. All of them are methods of [`VmaSet`], so that the index, the trees
-//! of the reverse map and the accounts always agree.
+//! Changes of the set of VMAs. All changes are methods of [`VmaSet`], so the index, the trees of
+//! the reverse map and the accounts always agree.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -17,7 +17,7 @@ use crate::vma::{MappingFlags, Purpose, Vma, VmaWriteGuard};
 
 use super::{LinkedVma, NewVma, Removed, ReservedVma, VmaView};
 
-/// The VMAs of an address space, lent to one operation: the only way to change the set. It is
+/// The VMAs of an address space, lent to one operation. Only this value can change the set. It is
 /// borrowed from the guard of the mutex ([`super::VmasGuard::set`]).
 pub(crate) struct VmaSet<'op, 'm, P: Platform> {
     pub(super) view: VmaView<'op, P>,
@@ -34,11 +34,11 @@ impl<'op, P: Platform> Deref for VmaSet<'op, '_, P> {
     }
 }
 
-/// A whole VMA with its neighbors, between which it may move.
+/// A whole VMA with its neighbors, between which the VMA may move.
 pub(crate) struct Between<'op> {
     pub(crate) vma: &'op Vma,
     spot: Spot<Vma>,
-    /// From the end of the neighbor below to the start of the one above.
+    /// From the end of the lower neighbor to the start of the upper neighbor.
     pub(crate) free: Range<u64>,
 }
 
@@ -82,11 +82,12 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         page_offset: u64,
     ) -> NewVma<'op, 'm, P> {
         let tree = self.page_table.state();
-        // SAFETY: 1. the result ends with 'op, and so before what the purpose is borrowed from.
+        // SAFETY: 1. the result's lifetime `'op` ends before the lifetime of the records that the
+        // purpose borrows.
         reserved.fill(|| unsafe { Vma::new(range, purpose, page_offset, tree) })
     }
 
-    /// Inserts a new VMA into the index, the trees and the accounts. It holds its object, anon
+    /// Inserts a new VMA into the index, the trees and the accounts. The VMA holds its object, anon
     /// group and userfaultfd until [`Removed::free`].
     #[inline]
     pub(crate) fn insert(&mut self, new: NewVma<'op, 'm, P>) -> &'op Vma {
@@ -94,11 +95,12 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         self.insert_linked(linked)
     }
 
-    /// Inserts a new VMA into the trees only, before [`VmaSet::insert_linked`] does the rest.
+    /// Inserts a new VMA only into the trees, before [`VmaSet::insert_linked`] completes the
+    /// insertion.
     #[inline]
     pub(crate) fn link(&mut self, new: NewVma<'op, 'm, P>) -> LinkedVma<'op> {
         let linked = self.hold_for(new);
-        // SAFETY: 1. it was in no list, and `VmaSet::remove` takes it out of the trees.
+        // SAFETY: 1. the VMA was in no list, and `VmaSet::remove` removes it from the trees.
         unsafe { rmap::link(self.platform(), linked.vma) };
         linked
     }
@@ -120,18 +122,18 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         let LinkedVma { vma, node } = linked;
         self.count(vma.flags(), vma.pages() as i64);
         // SAFETY: 1. the set is borrowed from the guard of the mutex; 2. and 3. the node is fresh
-        // from the slab, which gets it back only from `Removed::free`, after a grace period; 4. the
-        // index is private to this module, which uses it under the mutex or in a read section.
+        // from the slab and is freed only by `Removed::free`, after a grace period; 4. the index is
+        // private to this module, which uses it under the mutex or in a read section.
         unsafe { self.vmas.index.insert(node) };
         vma
     }
 
-    /// Makes the VMA a holder of its object, anon group and userfaultfd.
+    /// Counts the VMA as a holder of its object, anon group and userfaultfd.
     #[inline]
     fn hold_for(&mut self, new: NewVma<'op, 'm, P>) -> LinkedVma<'op> {
         let node = new.into_node();
-        // SAFETY: 1. the node was `new`'s. From here on only the `LinkedVma` refers to it, and that
-        // type allows only its insertion into the index.
+        // SAFETY: 1. `new` owned the node. From here on only the `LinkedVma` refers to it, and that
+        // type permits only its insertion into the index.
         let vma = unsafe { self.vma(node) };
         if let Some(object) = vma.object() {
             object.map_added(vma.flags());
@@ -163,15 +165,15 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     fn remove_unlinked(&mut self, vma: VmaWriteGuard<'op, P>) {
         self.count(vma.flags(), -(vma.pages() as i64));
         let vma = vma.remove();
-        // SAFETY: 1. the mutex is held; 2. the VMA is in the index, where starts differ; 3. it
-        // returns to the slab only from `Removed::free`, after a grace period.
+        // SAFETY: 1. the mutex is held; 2. the VMA is in the index, where starts differ; 3. only
+        // `Removed::free` returns it to the slab, after a grace period.
         let node = unsafe { self.vmas.index.remove(NonNull::from(vma)) };
-        // SAFETY: 1. the slab gets it back from `Removed::free`, where it leaves the chain; 2. a
-        // VMA is removed once, and nothing else uses the link.
+        // SAFETY: 1. `Removed::free` returns it to the slab when it leaves the chain; 2. a VMA is
+        // removed only once, and the link has no other use.
         unsafe { self.removed.vmas.push(node) };
     }
 
-    /// Sets the VMA's bounds to `start` and `end`; its pages stay where they are.
+    /// Sets the VMA's bounds to `start` and `end`; its pages do not move.
     pub(crate) fn resize(&mut self, vma: &VmaWriteGuard<'op, P>, start: u64, end: u64) {
         let held = RmapGuard::new(self.platform(), vma);
         self.resize_held(vma, start, end, &held);
@@ -199,8 +201,8 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         Between { vma, spot, free }
     }
 
-    /// Moves a whole VMA to another range between its neighbors, and other flags and another
-    /// offset; its pages have moved along. It is locked, and so are its trees.
+    /// Moves a whole VMA to another range between its neighbors and sets its flags and offset; its
+    /// pages have moved along. The VMA and its trees are locked.
     #[inline]
     pub(crate) fn slide_held(
         &mut self,
@@ -229,7 +231,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         self.count(flags, pages);
     }
 
-    /// Cuts a VMA in two at `at`, an address inside, and returns the upper part.
+    /// Splits a VMA at `at`, an address inside, and returns the upper part.
     pub(crate) fn split(&mut self, vma: &'op Vma, at: VirtAddr) -> Result<&'op Vma, NoMemory> {
         let upper = self.reserve()?;
         Ok(self.split_in(vma, at, upper))
@@ -238,7 +240,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     /// As [`VmaSet::split`], with the memory for the upper part.
     ///
     /// The upper part is in the trees before the lower one shrinks, so a walker of the reverse map
-    /// sees the upper pages once or twice, never not at all.
+    /// sees the upper pages at least once, possibly twice.
     pub(crate) fn split_in(
         &mut self,
         vma: &'op Vma,
@@ -252,14 +254,16 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         let LinkedVma { vma: upper, node } = self.link(upper);
         RmapGuard::new(self.platform(), &vma).resize(&vma, vma.start(), at.0);
         self.vmas.index.bounds_changed(&vma);
-        // SAFETY: as in `insert_linked`. The accounts stay: the pages are those of one VMA before.
+        // SAFETY: as in `insert_linked`. The accounts do not change, because the pages belonged to
+        // one VMA before.
         unsafe { self.vmas.index.insert(node) };
         drop(vma);
         upper
     }
 
-    /// Splits `part` off `vma`, gives it `flags`, runs `work` with its lock held for writing, and
-    /// merges it with its neighbors. If it cannot be split, nothing has changed.
+    /// Splits `part` off `vma`, sets the part's flags to `flags`, runs `work` with the part locked
+    /// for writing, and merges the part with its neighbors. If the VMA cannot be split, nothing has
+    /// changed.
     pub(crate) fn with_flags(
         &mut self,
         vma: &'op Vma,
@@ -276,7 +280,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
             let cut = self.room_for(1).map_err(Failure::from);
             let cut = cut.and_then(|()| Ok(self.split(vma, part.end())?));
             if let Err(failure) = cut {
-                // The lower part that was cut off belongs to the VMA again.
+                // The lower part that was split off is merged with the VMA again.
                 self.merge_around(vma);
                 return Err(failure);
             }
@@ -290,7 +294,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     }
 
     /// Sets the flags of all VMAs in `range` to those that `flags` returns, in ascending order.
-    /// Skips VMAs that already have them, so that a second attempt continues.
+    /// Skips VMAs that already have these flags, so that a second attempt continues.
     ///
     /// # Errors
     /// [`Error::NotMapped`] at a hole; those of a split. The part before the error has changed.
@@ -326,16 +330,16 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         }
     }
 
-    /// Locks all VMAs that overlap `range` for writing, does `work`, and lets no VMA reach into
-    /// `range`: removes those inside, and cuts those at the ends. None may extend beyond both ends.
-    /// `work` unmaps the pages of the range, and no TLB holds them afterwards. The other way round,
-    /// a call that saves a file would not find the VMAs:
-    /// 1. CPU A takes a VMA out of the file's list;
-    /// 2. CPU B saves the file, and write-protects it in all VMAs of the list;
-    /// 3. CPU C writes through the VMA's entries, and nothing will save that;
+    /// Locks all VMAs that overlap `range` for writing, runs `work`, and clears the range of VMAs:
+    /// removes those inside and truncates those at the ends. No VMA may extend beyond both ends.
+    /// `work` unmaps the pages of the range, and no TLB holds them afterwards. If VMAs were removed
+    /// before `work`, a call that saves a file would not find them:
+    /// 1. CPU A removes a VMA from the file's list;
+    /// 2. CPU B saves the file and write-protects it in all VMAs of the list;
+    /// 3. CPU C writes through the VMA's entries, and no later save stores that write;
     /// 4. CPU A clears the entries.
     ///
-    /// Returns whether a VMA was split, and stays.
+    /// Returns whether a VMA was split and remains.
     #[inline]
     pub(crate) fn cut_out(&mut self, range: VirtRange, work: impl FnOnce()) -> bool {
         for vma in self.overlapping(range) {
@@ -344,8 +348,8 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         work();
         let mut cut = false;
         while let Some(vma) = self.first_in(range) {
-            // SAFETY: 1. left locked above, and the set has not changed since; 2. this is its only
-            // guard: a VMA that is cut does not reach into the range any more.
+            // SAFETY: 1. the VMA was left locked above, and the set has not changed since; 2. this
+            // is its only guard: a truncated VMA no longer extends into the range.
             let vma = unsafe { vma.written(self.platform()) };
             if vma.start() < range.start().0 {
                 self.resize(&vma, vma.start(), range.start().0);
@@ -360,8 +364,8 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         cut
     }
 
-    /// Does `work`, which copies the address space, with all VMAs locked for writing. Before, takes
-    /// dead anon groups out of the families if the copy would make their chains too long.
+    /// Runs `work`, which copies the address space, with all VMAs locked for writing. First removes
+    /// dead anon groups from the families whose chains the copy would otherwise make too long.
     #[inline]
     pub(crate) fn with_all_locked<R>(&mut self, work: impl FnOnce(VmaView<'op, P>) -> R) -> R {
         let mut chains = false;
@@ -375,8 +379,8 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         }
         let result = work(self.view);
         for vma in self.iter() {
-            // SAFETY: 1. left locked above, and the set has not changed since; 2. no guard was
-            // kept.
+            // SAFETY: 1. the VMA was left locked above, and the set has not changed since; 2. no
+            // guard was kept.
             drop(unsafe { vma.written(self.platform()) });
         }
         result
@@ -391,12 +395,13 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
             // SAFETY: 1. and 2. the caller's obligation 1; walkers only read fields that do not
             // change.
             self.remove(unsafe { vma.written(self.platform()) });
-            // A reclaimer that found the VMA before continues without the locks of its trees.
+            // A reclaimer that found the VMA earlier may continue without the locks of the VMA's
+            // trees.
             vma.wait_for_readers(self.platform());
         }
     }
 
-    /// Accounts for `pages` more (or fewer) with these flags.
+    /// Adds `pages` pages with these flags to the accounts (or subtracts them).
     pub(super) fn count(&mut self, flags: MappingFlags, pages: i64) {
         let committed = self.view.vmas.account.count(flags, pages);
         if committed {

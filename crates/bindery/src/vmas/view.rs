@@ -13,11 +13,11 @@ use crate::vma::{MappingFlags, Vma};
 use super::VmaIndex;
 use super::limits::Account;
 
-/// The VMAs of an address space whose mutex is held for `'op`. Having one tells you:
+/// The VMAs of an address space whose mutex is held for `'op`. While a view exists:
 ///
-/// - every VMA that it finds stays allocated for `'op`, even if the operation removes it: removed
-///   VMAs are freed after the operation ([`super::Removed`]);
-/// - bounds and flags change only through the one [`super::VmaSet`] that lends the view.
+/// - every VMA that it finds remains allocated for `'op`, even if the operation removes the VMA,
+///   because removed VMAs are freed after the operation ([`super::Removed`]);
+/// - bounds and flags change only through the single [`super::VmaSet`] that lends the view.
 pub(crate) struct VmaView<'op, P: Platform> {
     pub(super) vmas: &'op VmaIndex<P>,
 }
@@ -34,9 +34,9 @@ impl<'op, P: Platform> VmaView<'op, P> {
     /// The VMA of a node.
     ///
     /// # Safety
-    /// 1. The index has given the node since the mutex was taken, or the caller is about to put it
-    ///    there. (A VMA leaves the index only into a [`super::Removed`], which the operation
-    ///    borrows for `'op`, so that it frees nothing before the end of `'op`.)
+    /// 1. The index has returned the node since the mutex was acquired, or the caller is about to
+    ///    insert the node. (A VMA leaves the index only into a [`super::Removed`], which the
+    ///    operation borrows for `'op`, so the VMA is not freed before the end of `'op`.)
     #[inline]
     pub(super) unsafe fn vma(self, node: NonNull<Vma>) -> &'op Vma {
         // SAFETY: the caller's obligation 1.
@@ -45,7 +45,7 @@ impl<'op, P: Platform> VmaView<'op, P> {
 
     /// The first VMA that ends after `addr`.
     pub(crate) fn first_ending_after(self, addr: u64) -> Option<&'op Vma> {
-        // SAFETY: 1. it came from the index, and the mutex is held.
+        // SAFETY: 1. the node came from the index, and the mutex is held.
         self.vmas.index.first_ending_after(addr).map(|node| unsafe { self.vma(node) })
     }
 
@@ -61,12 +61,12 @@ impl<'op, P: Platform> VmaView<'op, P> {
 
     /// The last VMA that starts at or before `addr`.
     pub(crate) fn last_at_or_before(self, addr: u64) -> Option<&'op Vma> {
-        // SAFETY: 1. it came from the index, and the mutex is held.
+        // SAFETY: 1. the node came from the index, and the mutex is held.
         self.vmas.index.find_at_or_before(addr).map(|node| unsafe { self.vma(node) })
     }
 
-    /// The VMAs that overlap `range`, in rising order. The VMA that was yielded last may be changed
-    /// or removed.
+    /// The VMAs that overlap `range`, in ascending order. The VMA yielded last may be changed or
+    /// removed.
     pub(crate) fn overlapping(self, range: VirtRange) -> impl Iterator<Item = &'op Vma> {
         let mut next = self.first_ending_after(range.start().0);
         core::iter::from_fn(move || {
@@ -76,25 +76,25 @@ impl<'op, P: Platform> VmaView<'op, P> {
         })
     }
 
-    /// All VMAs, in rising order. The VMA that was yielded last may be changed or removed.
+    /// All VMAs, in ascending order. The VMA yielded last may be changed or removed.
     pub(crate) fn iter(self) -> impl Iterator<Item = &'op Vma> {
-        // SAFETY: 1. it came from the index, and the mutex is held.
+        // SAFETY: 1. the node came from the index, and the mutex is held.
         self.vmas.index.iter().map(move |node| unsafe { self.vma(node) })
     }
 
     /// The VMA after `vma`.
     pub(crate) fn next(self, vma: &Vma) -> Option<&'op Vma> {
-        // SAFETY: 1. it came from the index, and the mutex is held.
+        // SAFETY: 1. the node came from the index, and the mutex is held.
         self.vmas.index.next(vma).map(|node| unsafe { self.vma(node) })
     }
 
     /// The VMA before `vma`.
     pub(crate) fn previous(self, vma: &Vma) -> Option<&'op Vma> {
-        // SAFETY: 1. it came from the index, and the mutex is held.
+        // SAFETY: 1. the node came from the index, and the mutex is held.
         self.vmas.index.previous(vma).map(|node| unsafe { self.vma(node) })
     }
 
-    /// The VMA before `next`, where `next` is the first that ends after `addr`.
+    /// The VMA before `next`, which is the first VMA that ends after `addr`.
     pub(super) fn before(self, next: Option<&Vma>, addr: u64) -> Option<&'op Vma> {
         next.map_or_else(|| self.last_at_or_before(addr), |next| self.previous(next))
     }
@@ -109,7 +109,7 @@ impl<'op, P: Platform> VmaView<'op, P> {
         self.vmas.minimum
     }
 
-    /// Refuses if `more` VMAs would be too many.
+    /// Fails if `more` further VMAs would exceed the limit.
     pub(crate) fn room_for(self, more: usize) -> Result<(), Error> {
         if self.vmas.len() + more > self.vmas.maximum.load(Ordering::Relaxed) {
             return Err(Error::TooManyMappings);
@@ -117,7 +117,7 @@ impl<'op, P: Platform> VmaView<'op, P> {
         Ok(())
     }
 
-    /// Refuses a range that overlaps a sealed VMA.
+    /// Fails if the range overlaps a sealed VMA.
     pub(crate) fn refuse_sealed(self, range: VirtRange) -> Result<(), Error> {
         match self.overlapping(range).find(|vma| vma.has(MappingFlags::SEALED)) {
             Some(vma) => Err(Error::Sealed(VirtAddr(vma.start()))),

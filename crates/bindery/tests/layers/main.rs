@@ -3,18 +3,18 @@
 //! The layers are the table under "Layers" in the docs of a crate, lowest first. The test follows
 //! the `mod` items from the crate's root and resolves every path: one that begins with `crate`,
 //! `super`, `self`, a child module, or a name that a `use` imports (paths in the arguments and
-//! bodies of macros too). A path counts as the item behind all re-exports on its way. So a module
-//! that only re-exports may be in a high layer, and its name in a path costs nothing.
+//! bodies of macros too). A path counts as the item behind all its re-exports. So a module that
+//! only re-exports may be in a high layer, and its name in a path costs nothing.
 //!
-//! A call of a method names no path. Two rules see methods:
+//! A method call contains no path. Two rules cover methods:
 //! 1. Calling a method that only inherent `impl`s above their types' layers define counts as naming
-//!    the lowest layer of those. The test tells methods apart by name, and leaves out a list of
-//!    names of the standard library.
-//! 2. An inherent `impl` outside of its type's layer only has forwards, of at most
+//!    the lowest layer of these `impl`s. The test distinguishes methods by name and excludes a list
+//!    of standard library names.
+//! 2. An inherent `impl` outside its type's layer contains only forwards, of at most
 //!    [`rules::FORWARD`] lines.
 //!
-//! Code that no product is built of is left out by its `cfg`: tests, models, fault injection. Doc
-//! comments may link up.
+//! Code that is in no product (tests, models, fault injection) is excluded by its `cfg`. Doc
+//! comments may link to higher layers.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use the whole standard library")]
 

@@ -16,8 +16,8 @@ pub(crate) fn read(file: &Path) -> syn::File {
     syn::parse_file(&text).unwrap_or_else(|error| panic!("{file:?}: {error}"))
 }
 
-/// Collects the modules under `items`, which are in the module `path`, whose children's files are
-/// in `folder`.
+/// Collects the modules under `items`, which are in the module `path`; the files of its children
+/// are in `folder`.
 pub(crate) fn follow(
     items: &[Item],
     path: &mut Names,
@@ -50,7 +50,7 @@ pub(crate) fn without_modules(items: Vec<Item>) -> Vec<Item> {
     items.into_iter().filter(|item| !matches!(item, Item::Mod(_))).collect()
 }
 
-/// The paths of a `use`. A glob is the path before it.
+/// The paths of a `use`. A glob is represented by the path before it.
 fn leaves(tree: &UseTree) -> Vec<Import> {
     let import = |path: &proc_macro2::Ident, name: &proc_macro2::Ident| Import {
         path: vec![path.to_string()],
@@ -98,7 +98,7 @@ pub(crate) struct Finder {
     pub(crate) functions: Names,
 }
 
-/// A path of a `use`, and the name that it gets; `*` for a glob, whose path is that of the module.
+/// A path of a `use` and its imported name; `*` for a glob, whose path is that of the module.
 pub(crate) struct Import {
     pub(crate) path: Names,
     pub(crate) name: String,
@@ -171,7 +171,7 @@ impl Finder {
         self.imports.iter().any(|import| import.name == name)
     }
 
-    /// Finds paths where nothing is parsed yet.
+    /// Finds paths in unparsed tokens.
     fn tokens(&mut self, tokens: TokenStream) {
         let mut path = Names::new();
         let mut colons = 0;
@@ -220,14 +220,15 @@ impl Finder {
     }
 }
 
-/// Whether code with these attributes is part of a product. Features and targets count as present,
-/// whichever way round they are asked for.
+/// Whether code with these attributes is part of a product. Conditions on features and targets
+/// count as satisfied, even negated ones.
 pub(crate) fn is_built(attributes: &[Attribute]) -> bool {
     let conditions = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
     conditions.map(|cfg| cfg.parse_args::<Meta>().unwrap()).all(|cfg| holds(&cfg) != Some(false))
 }
 
-/// Whether the condition holds in every product or in none; `None` if it depends.
+/// Whether the condition has the same value in every product; `None` if the value depends on the
+/// product.
 fn holds(condition: &Meta) -> Option<bool> {
     match condition {
         Meta::Path(path) => {

@@ -1,4 +1,4 @@
-//! The rules: what a layer may name and call, and where methods are.
+//! The rules: the items that a layer may name or call, and the placement of methods.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,8 +10,8 @@ use syn::{ImplItem, Item};
 use crate::reader::{Finder, attributes, is_built, own_type};
 use crate::table::Tree;
 
-/// The violations of a crate, one a line: the module, the path or the method, and both layers'
-/// numbers.
+/// The violations of a crate, one a line: the module, the path or method, and the numbers of both
+/// layers.
 pub(crate) fn violations(source: &Path) -> Vec<String> {
     let tree = Tree::read(source);
     let methods = raised_methods(&tree);
@@ -35,8 +35,7 @@ pub(crate) fn violations(source: &Path) -> Vec<String> {
     found
 }
 
-/// Functions of inherent `impl`s in another layer than their type whose bodies are longer than a
-/// forward.
+/// Functions longer than a forward, in inherent `impl`s outside their types' layers.
 pub(crate) fn stray_methods(source: &Path) -> Vec<String> {
     let tree = Tree::read(source);
     let mut found = Vec::new();

@@ -50,7 +50,7 @@ impl Tree {
     }
 
     /// The items and globs of this crate that a module names, behind all re-exports. A `use` of a
-    /// module counts by the paths that begin with it.
+    /// module counts as the paths that begin with it.
     pub(crate) fn targets(&self, module: &Names) -> Vec<Names> {
         let found = &self.modules[module].found;
         let brought = found.imports.iter().map(|import| (&import.path, import.name == "*"));
@@ -63,7 +63,7 @@ impl Tree {
         absolute.collect()
     }
 
-    /// The path from the crate's root; `None` for one into another crate.
+    /// The path from the crate's root; `None` for a path into another crate.
     pub(crate) fn absolute(&self, path: &[String], module: &Names) -> Option<Names> {
         let (first, mut rest) = path.split_first()?;
         let mut base = match first.as_str() {
@@ -95,9 +95,9 @@ impl Tree {
         Some(base)
     }
 
-    /// The item that a path stands for, behind the re-exports on its way.
+    /// The item that a path refers to, behind all its re-exports.
     pub(crate) fn target(&self, mut path: Names) -> Names {
-        // A chain of re-exports is shorter than this, and a cycle is none.
+        // The bound on a chain of re-exports; it also ends a cycle.
         for _ in 0..16 {
             let Some(next) = (1..=path.len()).find_map(|end| self.exported(&path, end)) else {
                 break;
@@ -107,7 +107,7 @@ impl Tree {
         path
     }
 
-    /// The path behind the re-export of its first `end` names, if these are one.
+    /// The path behind the re-export that the first `end` names form, if any.
     fn exported(&self, path: &[String], end: usize) -> Option<Names> {
         let (name, module) = path[..end].split_last()?;
         let (module, rest) = (module.to_vec(), &path[end..]);
@@ -148,7 +148,7 @@ impl Room {
     }
 }
 
-/// Whether the item is a macro of this name that its crate's root has.
+/// Whether the item is a macro of this name in its crate's root.
 fn is_exported(item: &Item, name: &str) -> bool {
     let Item::Macro(syn::ItemMacro { attrs, ident: Some(ident), .. }) = item else { return false };
     ident == name && attrs.iter().any(|attribute| attribute.path().is_ident("macro_export"))

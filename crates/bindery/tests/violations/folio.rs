@@ -1,4 +1,4 @@
-//! Folios that are freed, locked and released in violation of their types: none of it compiles. A
+//! Folios that are freed, locked or released in violation of their types, which must not compile. A
 //! module of `space`, as `space.rs`, which explains how to read the pairs.
 
 use crate::addr::Frame;
@@ -8,7 +8,7 @@ use crate::folio::{
 use crate::frame::{Frames, FreeBatch};
 use crate::platform::Platform;
 
-/// A folio gets another owner with its lock.
+/// A folio gets another owner only under its lock.
 pub(crate) fn set_owner<P: Platform>(frames: &Frames<P>, lock: &FolioLock<'_, P>) {
     #[cfg(not(lock_violations = "types"))]
     let _ = (frames, lock.set_owner(LiveOwner::NONE, FolioIndex::NONE));
@@ -24,7 +24,7 @@ pub(crate) fn set_index<P: Platform>(lock: &FolioLock<'_, P>, page: u64, number:
     let _ = lock.set_owner(LiveOwner::NONE, page.wrapping_sub(number.into())); //~ E0308
 }
 
-/// A folio comes from the metadata of a frame, so it exists. It cannot be made from a number.
+/// A folio comes from a frame's metadata, so it exists. It cannot be created from a number.
 pub(crate) fn folio<P: Platform>(frames: &Frames<P>, frame: Frame) -> Option<u32> {
     #[cfg(not(lock_violations = "types"))]
     let folio = frames.folio_of(frame)?;
@@ -33,7 +33,7 @@ pub(crate) fn folio<P: Platform>(frames: &Frames<P>, frame: Frame) -> Option<u32
     Some(frames.folio(folio).mappings())
 }
 
-/// A device's request gets a folio's lock with a reference.
+/// A device's request receives a folio's lock only with a reference.
 pub(crate) fn hand_over_lock<P: Platform>(held: FolioRef<'_, P>) {
     #[cfg(not(lock_violations = "types"))]
     let _ = held.try_into_locked().map(LockedFolio::into_request);
@@ -41,7 +41,7 @@ pub(crate) fn hand_over_lock<P: Platform>(held: FolioRef<'_, P>) {
     let _ = held.try_lock().map(FolioLock::into_request); //~ E0599
 }
 
-/// The reference of a locked folio is the guard's: it is not released by another one.
+/// The guard of a locked folio owns its reference, which no other guard can release.
 pub(crate) fn release_twice<P: Platform>(held: FolioRef<'_, P>) {
     #[cfg(not(lock_violations = "moves"))]
     drop(held.try_into_locked());
@@ -58,7 +58,8 @@ pub(crate) fn release_locked<P: Platform>(held: FolioRef<'_, P>) {
     let _ = (drop(held), drop(lock)); //~ E0505
 }
 
-/// A reference that was made a value becomes one guard, however often the value is named.
+/// A reference that was converted to a value becomes only one guard, however often the value is
+/// named.
 pub(crate) fn guard_twice<P: Platform>(frames: &Frames<P>, held: HeldFolio) {
     #[cfg(not(lock_violations = "moves"))]
     drop(held.guard(frames));
@@ -74,7 +75,7 @@ pub(crate) fn leave_to_batch<P: Platform>(lock: FolioLock<'_, P>) {
     let _ = (lock.leave_to_batch(), lock.set_owner(LiveOwner::NONE, FolioIndex::NONE)); //~ E0382
 }
 
-/// A device's request gets the only guard of a folio's lock.
+/// A device's request receives the only guard of a folio's lock.
 pub(crate) fn hand_over<P: Platform>(leaving: LockedFolio<'_, P>) {
     #[cfg(not(lock_violations = "moves"))]
     leaving.into_request();
@@ -82,8 +83,8 @@ pub(crate) fn hand_over<P: Platform>(leaving: LockedFolio<'_, P>) {
     let _ = (leaving.into_request(), leaving.unlock()); //~ E0382
 }
 
-/// A folio that no thread has frozen is not freed: its number, which is copied freely, frees
-/// nothing.
+/// A folio that no thread has frozen is not freed: its number, which is freely copied, is not
+/// sufficient.
 pub(crate) fn free_number<P: Platform>(frames: &Frames<P>, frozen: FrozenFolio<'_, P>) {
     let folio = frames.folio(frozen.folio());
     let mut batch = FreeBatch::new(frames);
@@ -93,7 +94,7 @@ pub(crate) fn free_number<P: Platform>(frames: &Frames<P>, frozen: FrozenFolio<'
     let _ = (FrozenFolio::free_into(folio, &mut batch), frozen); //~ E0308
 }
 
-/// A folio is freed once.
+/// A folio is freed only once.
 pub(crate) fn free_twice<P: Platform>(frames: &Frames<P>, frozen: FrozenFolio<'_, P>) {
     let mut batch = FreeBatch::new(frames);
     #[cfg(lock_violations = "moves")]
@@ -101,7 +102,7 @@ pub(crate) fn free_twice<P: Platform>(frames: &Frames<P>, frozen: FrozenFolio<'_
     frozen.free_into(&mut batch); //~ E0382
 }
 
-/// The lock of a folio that leaves memory is gone once the folio is frozen, not before.
+/// The lock of a folio that is evicted ends when the folio is frozen, not before.
 pub(crate) fn end_lock<P: Platform>(leaving: LockedFolio<'_, P>, frozen: FrozenFolio<'_, P>) {
     #[cfg(not(lock_violations = "types"))]
     let _ = leaving.into_frozen(frozen);
@@ -109,7 +110,7 @@ pub(crate) fn end_lock<P: Platform>(leaving: LockedFolio<'_, P>, frozen: FrozenF
     let _ = (leaving.into_frozen(), frozen); //~ E0061
 }
 
-/// A fresh folio is published once: afterwards it cannot be discarded.
+/// A fresh folio is published only once and cannot be discarded afterwards.
 pub(crate) fn publish_twice<P: Platform>(fresh: FreshFolio<'_, P>) {
     let _ = fresh.map(1);
     #[cfg(lock_violations = "moves")]

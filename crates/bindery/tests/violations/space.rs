@@ -1,5 +1,5 @@
-//! Calls without the lock that they need, without reclaim, or past a VMA's permissions: none of
-//! them compiles. A module of `space`, which sees the private items that the rules are made of.
+//! Calls without the required lock, without reclaim, or beyond a VMA's permissions, which must not
+//! compile. A module of `space`, so that the private items behind the rules are visible.
 //!
 //! Each pair of lines is the same call, once correct and once wrong. `tests/locks.rs` builds the
 //! crate with the wrong lines of one kind, and expects the error that the comment names at each,
@@ -75,7 +75,7 @@ pub(crate) fn remove<'op, P: Platform>(set: &mut VmaSet<'op, '_, P>, vma: VmaWri
     set.change_flags(&vma, MappingFlags::empty()); //~ E0382
 }
 
-/// A new VMA borrows the records that it is to hold, here from a VMA that it resembles.
+/// A new VMA borrows the records that it will hold, here from a VMA with the same records.
 pub(crate) fn outlive_records<'op, 'm, P: Platform>(
     set: &mut VmaSet<'op, 'm, P>,
     reserved: ReservedVma<'m, P>,
@@ -93,7 +93,7 @@ pub(crate) fn outlive_records<'op, 'm, P: Platform>(
     set.insert(new); //~ E0621
 }
 
-/// A VMA that was found is used while the mutex is held.
+/// A VMA found through the set is used only while the mutex is held.
 pub(crate) fn outlive<P: Platform>(vmas: &VmaIndex<P>) {
     let guard = vmas.lock();
     let found = guard.view().first_ending_after(0);
@@ -126,7 +126,7 @@ pub(crate) fn wait_locked<P: Platform>(
     let _ = (wait_for_known(space, vma, wait), vma.vma().start()); //~ E0382
 }
 
-/// No cursor and no read section of a fault lives while it waits.
+/// No cursor and no read section of a fault outlives the start of its wait.
 pub(crate) fn wait_in_section<P: Platform>(
     space: &AddressSpace<'_, P>,
     vma: VmaReadGuard<'_, P>,
@@ -187,7 +187,7 @@ pub(crate) fn handler_outlived<P: Platform>(
     state.with_queued(platform, message, |queued| _kept = Some(queued)); //~ E0521
 }
 
-/// An operation in a VMA does not outlive the closure to which it is lent with the VMA locked.
+/// An operation in a VMA does not outlive the closure that borrows it while the VMA is locked.
 pub(crate) fn vma_op_outlived<P: Platform>(space: &AddressSpace<'_, P>, vma: VmaReadGuard<'_, P>) {
     let mut _kept = None;
     #[cfg(not(lock_violations = "moves"))]
@@ -196,10 +196,10 @@ pub(crate) fn vma_op_outlived<P: Platform>(space: &AddressSpace<'_, P>, vma: Vma
     space.operate_in(vma, |op| _kept = Some(op.vma)); //~ E0521
 }
 
-/// What an operation removes is freed after it.
+/// Items that an operation removes are freed after the operation.
 pub(crate) fn free_too_early<P: Platform>(space: &AddressSpace<'_, P>, mut removed: Removed) {
     let mut guard = space.vmas.lock();
-    // SAFETY: 1. both are this address space's.
+    // SAFETY: 1. both belong to this address space.
     let set = unsafe { guard.set(&space.page_table, &mut removed) };
     let found = set.first_ending_after(0);
     #[cfg(not(lock_violations = "moves"))]
@@ -208,7 +208,7 @@ pub(crate) fn free_too_early<P: Platform>(space: &AddressSpace<'_, P>, mut remov
     let _ = (core::mem::take(&mut removed), found.map(Vma::start)); //~ E0499
 }
 
-/// Tables are found without locks in a read section alone.
+/// Tables are found without locks only in a read section.
 pub(crate) fn peek<P: Platform>(page_table: &PageTable<'_, P>, section: &ReadSection<'_, P>) {
     let mut counts = Counts::default();
     #[cfg(not(lock_violations = "types"))]
@@ -217,7 +217,7 @@ pub(crate) fn peek<P: Platform>(page_table: &PageTable<'_, P>, section: &ReadSec
     let _ = (section, page_table.peek(VirtAddr(0), &mut counts)); //~ E0061
 }
 
-/// A section that was left proves nothing.
+/// A read section that has ended proves nothing.
 pub(crate) fn leave<P: Platform>(page_table: &PageTable<'_, P>, section: ReadSection<'_, P>) {
     #[cfg(not(lock_violations = "moves"))]
     let _ = (page_table.leaf_table(&section, VirtAddr(0)).is_some(), drop(section));
@@ -225,7 +225,7 @@ pub(crate) fn leave<P: Platform>(page_table: &PageTable<'_, P>, section: ReadSec
     let _ = (drop(section), page_table.leaf_table(&section, VirtAddr(0)).is_some()); //~ E0382
 }
 
-/// The entries of a locked range are not used after the section, though the tree lives.
+/// The entries of a locked range are not used after the section, although the tree still exists.
 pub(crate) fn use_entry_later<P: Platform>(
     page_table: &PageTable<'_, P>,
     section: ReadSection<'_, P>,
@@ -238,7 +238,7 @@ pub(crate) fn use_entry_later<P: Platform>(
     let _ = (drop(section), page_table.entries(found.node.table).len()); //~ E0505
 }
 
-/// The entries of a table come from a table that was found: a number proves nothing.
+/// The entries of a table are reached only from a found table: a number proves nothing.
 pub(crate) fn use_number<P: Platform>(page_table: &PageTable<'_, P>, section: &ReadSection<'_, P>) {
     let Some(found) = page_table.leaf_table(section, VirtAddr(0)) else { return };
     #[cfg(not(lock_violations = "types"))]
@@ -247,7 +247,7 @@ pub(crate) fn use_number<P: Platform>(page_table: &PageTable<'_, P>, section: &R
     let _ = page_table.entries(found.table.frame()).len(); //~ E0308
 }
 
-/// A table that was found is not used after the section.
+/// A found table is not used after the section.
 pub(crate) fn use_later<P: Platform>(page_table: &PageTable<'_, P>, section: ReadSection<'_, P>) {
     let Some(found) = page_table.leaf_table(&section, VirtAddr(0)) else { return };
     #[cfg(not(lock_violations = "moves"))]
@@ -256,7 +256,7 @@ pub(crate) fn use_later<P: Platform>(page_table: &PageTable<'_, P>, section: Rea
     let _ = (drop(section), page_table.entries(found.table).len()); //~ E0505
 }
 
-/// A page of an object is mapped while the object's pages stay.
+/// A page of an object is mapped only while the object's pages cannot be dropped.
 pub(crate) fn map_object<P: Platform>(
     space: &AddressSpace<'_, P>,
     vma: &Vma,
@@ -283,7 +283,7 @@ pub(crate) fn map_folio<P: Platform>(
     let _ = (flags, fault.map_folio(at, page, Attributes::default())); //~ E0308
 }
 
-/// A VMA changes its place with its trees locked.
+/// A VMA changes its place only with its trees locked.
 pub(crate) fn resize<'op, P: Platform>(
     set: &mut VmaSet<'op, '_, P>,
     vma: &VmaWriteGuard<'op, P>,
@@ -295,7 +295,7 @@ pub(crate) fn resize<'op, P: Platform>(
     let _ = (held, set.resize_held(vma, 0, 0)); //~ E0061
 }
 
-/// A tree's lock that is held for reading does not pass for one that is held for writing.
+/// A read lock of a tree does not suffice where a write lock is required.
 pub(crate) fn tree<'a, P: Platform>(platform: &'a P, lock: &'a TreeLock) {
     #[cfg(not(lock_violations = "types"))]
     let _guard: TreeReadGuard<'a, P> = lock.read(platform);
@@ -303,7 +303,7 @@ pub(crate) fn tree<'a, P: Platform>(platform: &'a P, lock: &'a TreeLock) {
     let _guard: TreeReadGuard<'a, P> = lock.write(platform); //~ E0308
 }
 
-/// A frame is allocated for a purpose: only reclaim takes the reserve.
+/// Every frame allocation states a purpose: only reclaim may consume the reserve.
 pub(crate) fn allocate<P: Platform>(frames: &Frames<P>) {
     #[cfg(not(lock_violations = "types"))]
     let _ = frames.allocate(Order::PAGE, AllocateFor::Use);
@@ -311,7 +311,7 @@ pub(crate) fn allocate<P: Platform>(frames: &Frames<P>) {
     let _ = frames.allocate(Order::PAGE); //~ E0061
 }
 
-/// Work on the slots of a folio ends with the folio locked: its number does not prove that.
+/// Work on a folio's slots requires the locked folio: its number does not prove the lock.
 pub(crate) fn settle<P: Platform>(memory: &Memory<P>, lock: &FolioLock<'_, P>, place: SwapPlace) {
     #[cfg(not(lock_violations = "types"))]
     CachedFolio::new(memory, lock.locked(), place).unlock(&PageSet::EMPTY);
@@ -365,7 +365,8 @@ pub(crate) fn fail<P: Platform>(
     Ok(())
 }
 
-/// An entry is narrowed in a span of an edit, whose gather remembers the flush. A cursor has none.
+/// An entry is narrowed only in a span of an edit, whose gather records the flush. A cursor has no
+/// gather.
 pub(crate) fn narrow<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P::Arch>) {
     #[cfg(not(lock_violations = "types"))]
     span.narrow(run).suspend_each();
@@ -392,7 +393,7 @@ pub(crate) fn narrow_flushed<P: Platform>(edit: &mut Edit<'_, '_, P>) {
     let _ = (edit.prune(VirtAddr(0)), flushed.take_detached()); //~ E0499
 }
 
-/// The folio has the number of its slots: a caller names the first only.
+/// The folio determines the number of its slots: a caller names only the first slot.
 pub(crate) fn claim<P: Platform>(memory: &Memory<P>, fresh: FreshFolio<'_, P>, slots: SlotRun) {
     #[cfg(not(lock_violations = "types"))]
     let _ = ClaimedFolio::claim(memory, fresh, slots.area, slots.first).is_some();
@@ -431,8 +432,8 @@ pub(crate) fn give_up<P: Platform>(
     return attempt(); //~ E0308
 }
 
-/// The attributes of a VMA without access make no leaf: only `Arch::page_entry` turns attributes
-/// into an entry, and checks whether they permit something.
+/// The attributes of a VMA without access cannot form a leaf: only `Arch::page_entry` turns
+/// attributes into an entry, and checks whether they permit something.
 pub(crate) fn leaf<P: Platform>(frame: Frame, attributes: Attributes) -> Entry {
     #[cfg(not(lock_violations = "types"))]
     return P::Arch::page_entry(frame, Level::PTE, attributes);

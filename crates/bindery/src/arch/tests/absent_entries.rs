@@ -131,7 +131,7 @@ pub(super) fn soft_dirty_marks_pages_but_not_markers<A: Arch>() {
 }
 
 pub(super) fn any_bits_that_decode_are_bits_that_were_encoded<A: Arch>() {
-    // Random bits nearly always have a stray one; so do valid entries with one flipped bit.
+    // Random bits nearly always contain a stray bit, as do valid entries with one flipped bit.
     proptest!(|(bits: u64, which in 0usize..99, turned in 0u32..64)| {
         let valid = some_absent().nth(which).map_or(Entry::EMPTY, A::encode_absent);
         for entry in [Entry(bits), Entry(valid.0 ^ 1 << turned)] {

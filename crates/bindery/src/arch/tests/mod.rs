@@ -1,6 +1,6 @@
 //! The guarantees of every architecture: each sentence below is tested on all of them. Most tests
-//! compare a changed entry with the one that [`Arch::page_entry`] makes from changed attributes.
-//! That also shows that no other bit changed.
+//! compare a changed entry with the entry that [`Arch::page_entry`] builds from changed attributes,
+//! which also proves that no other bit changed.
 
 mod absent_entries;
 
@@ -129,7 +129,7 @@ fn pages_are_guarded_where_they_can_be_and_are_run<A: Arch>() {
             let guarded = A::attributes(new).permissions.contains(Permissions::BTI);
             assert_eq!(guarded, A::BTI && run, "{plain:?}");
             assert_eq!(without(A::attributes(new), Permissions::BTI), plain);
-            // It changes in place, splits runs, and survives writes and protection.
+            // The bit changes in place, splits runs, and survives writes and protection changes.
             assert!(!A::needs_break(old, new, level) && !A::needs_break(new, old, level));
             let difference = old.0 ^ new.0;
             assert_eq!(difference & A::compare_mask(Equal::empty()), difference);
@@ -148,14 +148,14 @@ fn every_change_of_a_leaf_keeps_its_memory_type<A: Arch>() {
         supported.flat_map(|one| Level::PTE.up_to(A::LARGEST_LEAF).map(move |level| (one, level)))
     {
         let normal = |plain: Attributes| A::page_entry(frames::<A>(level)[1], level, plain);
-        // Of types with one encoding, entries have the strictest.
+        // If types share an encoding, decoding returns the strictest of them.
         let of_leaf = A::attributes(normal(Attributes { memory, ..readable().next().unwrap() }));
         let strictest = of_leaf.memory;
         assert_eq!(A::memory_type(strictest), A::memory_type(memory));
         for plain in readable() {
             let leaf = normal(Attributes { memory, ..plain });
             assert_eq!(A::attributes(leaf), Attributes { memory: strictest, ..plain });
-            // It splits runs, whatever else differs between their entries.
+            // The type splits runs, regardless of other differences between their entries.
             let difference = leaf.0 ^ normal(plain).0;
             let mask = A::compare_mask(Equal::ANY_FRAMES);
             assert_eq!(difference & mask, difference);
@@ -325,7 +325,7 @@ fn a_change_of_one_attribute_leaves_the_others_alone<A: Arch>() {
             (Attributes { accessed: false, ..old }, Attributes { dirty: false, ..old });
         assert_eq!(A::mark_unused(entry), page::<A>(unused));
         assert_eq!(A::mark_clean(entry), page::<A>(clean));
-        // The round trip of a fork and the following fault.
+        // The round trip of a fork and the subsequent fault.
         assert_eq!(A::make_writable(protected, Write::Later), page::<A>(writable));
     }
 }
@@ -389,7 +389,7 @@ fn a_contig_run_folds_only_where_both_alignments_agree<A: Arch>() {
 
 fn permissions_and_records_change_in_place<A: Arch>() {
     for (old, new) in pairs() {
-        // User and kernel leaves differ in permission and in being global.
+        // User and kernel leaves differ in the user permission and in the global bit.
         if (old.permissions ^ new.permissions).contains(Permissions::USER) {
             continue;
         }

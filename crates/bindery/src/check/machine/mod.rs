@@ -1,10 +1,10 @@
 //! The boot self-test: checks that the machine is set up as the page tables require.
 //!
-//! A wrong control bit shows late and far from its cause. With `EFER.NXE` clear, bit 63 of an
-//! x86-64 entry is reserved: the kernel faults forever at the first page that is not executable.
-//! With `CR0.WP` clear, the kernel writes through read-only entries, and a page that two processes
-//! share changes in both. [`machine`] maps a few pages, changes their protection, makes accesses
-//! that must succeed or fault, and reports the bit.
+//! The symptoms of a wrong control bit appear late and far from their cause. With `EFER.NXE` clear,
+//! bit 63 of an x86-64 entry is reserved: the kernel faults forever at the first page that is not
+//! executable. With `CR0.WP` clear, the kernel writes through read-only entries, and a page that
+//! two processes share changes in both. [`machine`] maps a few pages, changes their protection,
+//! makes accesses that must succeed or fault, and reports the bit.
 //!
 //! ```text
 //! kernel area   rw-  load, store succeed; fetch faults          user page  rw-  plain load faults
@@ -89,9 +89,9 @@ pub enum AccessBy {
 
 /// Makes single accesses for [`machine`], and catches their faults.
 ///
-/// Each function makes one access in kernel mode on the CPU of the caller. A fault is reported
-/// directly: the fault handler must not pass it to [`AddressSpace::fault`] or
-/// [`KernelMap::resolve`]. A kernel has such a handler already for its user copies.
+/// Each function makes one access in kernel mode on the caller's CPU. A fault is reported directly:
+/// the fault handler must not pass it to [`AddressSpace::fault`] or [`KernelMap::resolve`]. Every
+/// kernel already has such a handler for its user copies.
 ///
 /// # Context
 /// Context: may sleep. The functions are called without locks of the core.
@@ -108,15 +108,15 @@ pub trait Accesses {
     /// The fault.
     fn write(&mut self, at: VirtAddr, value: u64, by: AccessBy) -> Result<(), AccessFault>;
 
-    /// Calls [`Accesses::code`] at `at`, where the self-test has written it. Synchronizes the
-    /// instruction cache before, if the processor needs that.
+    /// Calls [`Accesses::code`] at `at`, where the self-test has written it. First synchronizes the
+    /// instruction cache, if the processor needs that.
     ///
     /// # Errors
     /// The fault of the fetch.
     fn execute(&mut self, at: VirtAddr) -> Result<(), AccessFault>;
 
-    /// Instructions that return to their caller at once, at any address (x86-64, RISC-V and
-    /// AArch64: `ret`). Longer code is cut to 64 bytes.
+    /// Position-independent instructions that return to their caller at once (x86-64, RISC-V and
+    /// AArch64: `ret`). Longer code is truncated to 64 bytes.
     fn code(&self) -> &[u8];
 
     /// A control register of the CPU; `None` if it cannot be read, which skips its rules.
@@ -153,13 +153,13 @@ pub enum MachineError {
         /// Its effect.
         symptom: Symptom,
     },
-    /// An observation that no control bit explains: an invalidation without effect
+    /// An observation that no control bit explains, such as an invalidation without effect
     /// ([`Symptom::StaleWritten`]), a direct map of other memory ([`Symptom::OtherFrame`]), a root
     /// that is not loaded.
     Unexplained {
         /// The observation.
         symptom: Symptom,
-        /// The fault, if it was one.
+        /// The fault, if the observation was a fault.
         fault: Option<AccessFault>,
     },
     /// The kernel map refused a call of the self-test.
@@ -225,18 +225,18 @@ impl From<FaultError> for MachineError {
     }
 }
 
-/// The capacity of a report for findings: more than any architecture has.
+/// The maximum number of findings in a report, larger than that of any architecture.
 const MOST_FINDINGS: usize = 8;
 
-/// The report of a self-test that found nothing broken: control bits with which the machine works,
-/// but slower or with less protection.
+/// The report of a self-test that found nothing broken: control bits that only cost speed or
+/// protection.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MachineReport {
     findings: ArrayVec<(ControlBit, Severity), MOST_FINDINGS>,
 }
 
 impl MachineReport {
-    /// The control bits with a wrong value, and its severity.
+    /// The control bits with a wrong value, each with its severity.
     ///
     /// Context: any.
     pub fn findings(&self) -> impl Iterator<Item = (ControlBit, Severity)> + '_ {
@@ -245,18 +245,18 @@ impl MachineReport {
 
     fn add(&mut self, bit: ControlBit, severity: Severity) {
         if !self.findings.iter().any(|(known, _)| known.name == bit.name) {
-            // An overflow would be a defect of the tables of rules; in tests none is lost silently.
+            // An overflow would be a defect of the rule tables; tests detect it.
             debug_assert!(!self.findings.is_full(), "too many findings");
             let _ = self.findings.try_push((bit, severity));
         }
     }
 }
 
-/// Tests the CPU of the caller: maps, protects and accesses pages of the kernel in `map`, and of
-/// user mode in `space`, and reports a wrong control bit. Either may be `None`, which skips its
-/// part. All pages are unmapped again.
+/// Tests the caller's CPU: maps, protects and accesses kernel pages in `map` and user pages in
+/// `space`, and reports a wrong control bit. If either is `None`, its part is skipped. All pages
+/// are unmapped at the end.
 ///
-/// Called once on each CPU, at boot, before the first program: after [`KernelMap`] is made and
+/// Called once on each CPU, at boot, before the first program, after [`KernelMap`] is created and
 /// loaded, and with `space` loaded on the CPU ([`AddressSpace::enter`]). No other thread uses
 /// `space` during the call. Takes about 20 frames.
 ///

@@ -1,4 +1,4 @@
-//! The pages that the self-test maps, and unmaps when it ends.
+//! The pages that the self-test maps, and their unmapping at its end.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -32,8 +32,8 @@ impl<'t, 'm, P: Platform> TestArea<'t, 'm, P> {
 
     pub(super) fn protect(&self, permissions: Permissions) -> Result<(), MachineError> {
         let range = VirtRange::raw(self.at.0, self.at.0 + self.size);
-        // SAFETY: 1. made in `new`; 2. the test accesses it through the MMU, and expects faults; 3.
-        // only the test knows it.
+        // SAFETY: 1. allocated in `new`; 2. the test accesses it through the MMU and expects
+        // faults; 3. only the test uses it.
         Ok(unsafe { self.map.protect(range, permissions) }?)
     }
 
@@ -52,7 +52,7 @@ impl<'t, 'm, P: Platform> TestArea<'t, 'm, P> {
 
 impl<P: Platform> Drop for TestArea<'_, '_, P> {
     fn drop(&mut self) {
-        // SAFETY: 1. made in `new`; 2. and 3. only the test knows it, and the test is over.
+        // SAFETY: 1. allocated in `new`; 2. and 3. only the test uses it, and the test is over.
         let _ = unsafe { self.map.vfree(self.at) };
     }
 }
@@ -65,8 +65,8 @@ pub(super) fn frame_of(at: PhysAddr) -> Frame {
 pub(super) fn fill<P: Platform>(memory: &Memory<P>, to: PhysAddr, bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(PAGE_SIZE as usize)];
     let to = memory.platform().direct_map(frame_of(to));
-    // SAFETY: the frame belongs to an area of the self-test, which only the test knows, and the
-    // arena shows all of it.
+    // SAFETY: the frame belongs to an area that only the self-test uses, and the arena shows the
+    // whole frame.
     unsafe { memory.platform().write_bytes(to, bytes) };
 }
 
@@ -105,7 +105,7 @@ impl<'t, 'm, P: Platform> UserPage<'t, 'm, P> {
 
 impl<P: Platform> Drop for UserPage<'_, '_, P> {
     fn drop(&mut self) {
-        // The mapping was made here, and unmapping a whole one never runs out of memory.
+        // The mapping was created here, and unmapping a whole mapping never runs out of memory.
         let _ = self.space.munmap(self.at, PAGE_SIZE);
     }
 }

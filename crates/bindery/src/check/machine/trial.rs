@@ -1,4 +1,4 @@
-//! The accesses of the self-test, one function for each property that an access can show.
+//! The accesses of the self-test, one function for each property that an access can reveal.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -16,7 +16,7 @@ use crate::space::{Access, AddressSpace, Advice, Protection};
 use super::pages::{TestArea, UserPage, first_word, frame_of};
 use super::{AccessBy, AccessFault, Accesses, MachineError, MachineReport};
 
-/// Two values different from zeroes and from each other.
+/// Two different nonzero values.
 const FIRST: u64 = 0x6269_6e64_6572_7931;
 const SECOND: u64 = 0x6269_6e64_6572_7932;
 
@@ -55,7 +55,7 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
         self.accesses.code().iter().copied().take(MOST_CODE).collect()
     }
 
-    /// Makes an access of the kernel; repeats it if the processor may have cached an invalid entry.
+    /// Accesses memory as the kernel. Retries if the processor may have cached an invalid entry.
     fn twice<T>(
         &mut self,
         map: &KernelMap<'_, P>,
@@ -111,13 +111,13 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
         Ok(())
     }
 
-    /// Tests a page that was never writable, and one that no longer is.
+    /// Tests a page that was never writable and a page that is no longer writable.
     fn read_only(&mut self, area: &TestArea<'_, '_, P>) -> Result<(), MachineError> {
         let never = TestArea::new(area.map, PAGE_SIZE, READ, Pieces::Base)?;
         if self.store(area.map, never.at, SECOND).is_ok() {
             self.seen(Symptom::ReadOnlyWritten, None)?;
         }
-        // The TLB has the translation: it allows stores.
+        // The TLB has a translation that allows stores.
         let _ = self.store(area.map, area.at, FIRST);
         area.protect(READ)?;
         if self.store(area.map, area.at, SECOND).is_ok() {
@@ -166,8 +166,8 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
         Ok(())
     }
 
-    /// Tests the same frame as memory of another type, if a control bit switches types on.
-    /// (Elsewhere the two types of one frame would have to agree.)
+    /// Tests one frame under two memory types, if a control bit enables types. (On other machines,
+    /// both types of a frame would have to agree.)
     fn memory_types(&mut self, area: &TestArea<'_, '_, P>) -> Result<(), MachineError> {
         if P::Arch::control_bit(Symptom::MemoryTypeFaulted).is_none() {
             return Ok(());
@@ -175,7 +175,7 @@ impl<'t, A: Accesses, P: Platform> Trial<'t, A, P> {
         let options = VmapOptions { memory: MemoryType::WriteCombining, ..VmapOptions::default() };
         let at = area.map.vmap(&[frame_of(area.physical(0)?)], &options)?;
         let loaded = self.load(area.map, at);
-        // SAFETY: 1. made above; 2. the accesses are over.
+        // SAFETY: 1. allocated above; 2. the accesses are over.
         unsafe { area.map.vunmap(at, UnmapTime::Now) }?;
         match loaded {
             Ok(_) => Ok(()),

@@ -28,19 +28,19 @@ impl<'t, T, M: Member<T>> LockedTree<'t, T, M> {
                 && heights[0].abs_diff(heights[1]) <= 1
                 && self.measured(node) == M::links(node).summary()
         });
-        // An iteration that ignores the summaries must meet the same number of nodes as the links
-        // contain.
+        // An iteration that ignores the summaries must find the same number of nodes as a count
+        // through the links.
         sound && self.iter(Asked::ALL).count() == self.count_below(self.node(&self.tree.root))
     }
 
-    /// Counts the nodes from `top` down by the links only.
+    /// Counts the nodes in the subtree of `top`, following only the links.
     fn count_below(self, top: Option<&'t T>) -> usize {
         let (mut count, mut at) = (0, top);
         while let Some(node) = at {
             count += 1;
             let down = [LEFT, RIGHT].into_iter().find_map(|side| self.child(node, side));
             at = down.or_else(|| {
-                // Up to the next entry that was not met.
+                // Ascends to the next node that was not visited.
                 let mut below = node;
                 loop {
                     let parent = self.node(&M::links(below).parent)?;

@@ -1,4 +1,4 @@
-//! [`LockedTree`]: look-ups, and the steps of a change, in a tree that no other thread changes.
+//! [`LockedTree`]: look-ups and the steps of a change in a tree that no other thread changes.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -10,10 +10,10 @@ use super::{
     pointer,
 };
 
-/// A tree that does not change. Having one tells you:
+/// A tree that does not change. While a value exists:
 ///
-/// - its links lead to nodes that stay in the tree and are valid for `'t`;
-/// - their intervals do not change.
+/// - the tree's links lead to nodes that remain in the tree and are valid for `'t`;
+/// - the nodes' intervals do not change.
 pub(crate) struct LockedTree<'t, T, M> {
     pub(super) tree: &'t IntervalTree<T, M>,
 }
@@ -32,8 +32,8 @@ impl<'t, T, M: Member<T>> LockedTree<'t, T, M> {
         self.tree.now()
     }
 
-    /// The first node that matches. O(log n), and O(log n) for each node with a matching stamp
-    /// whose interval is elsewhere.
+    /// The first node that matches. O(log n), plus O(log n) for each node with a matching stamp but
+    /// a non-matching interval.
     pub(crate) fn first(self, asked: &Asked) -> Option<&'t T> {
         let may_hold = |node: &&T| {
             let links = M::links(node);
@@ -43,7 +43,7 @@ impl<'t, T, M: Member<T>> LockedTree<'t, T, M> {
             |node: &T| asked.after.is_none_or(|place| IntervalTree::<T, M>::place(node) > place);
         let mut at = self.node(&self.tree.root).filter(may_hold)?;
         loop {
-            // If a node is not after the place, no node before it is.
+            // If a node is not after the place, no earlier node is.
             while after(at)
                 && let Some(left) = self.child(at, LEFT).filter(may_hold)
             {
@@ -95,7 +95,7 @@ impl<'t, T, M: Member<T>> LockedTree<'t, T, M> {
         self.at(IntervalTree::<T, M>::place(node)).is_some_and(|found| ptr::eq(found, node))
     }
 
-    /// Makes `node` the only one.
+    /// Makes `node` the only node.
     pub(super) fn alone(self, node: &T, stamp: u64) {
         let links = M::links(node);
         for link in &links.children {
@@ -116,7 +116,7 @@ impl<'t, T, M: Member<T>> LockedTree<'t, T, M> {
         }
     }
 
-    /// Separate from the common case, so that it is not inlined with it.
+    /// Separate from the common case to prevent inlining with it.
     #[inline(never)]
     fn put_below(self, root: &'t T, node: &T, stamp: u64) {
         let links = M::links(node);
@@ -148,7 +148,7 @@ impl<'t, T, M: Member<T>> LockedTree<'t, T, M> {
             self.mend(parent);
             return;
         };
-        // The next node in the order replaces it; that one has no left child.
+        // The next node in the order replaces the removed node; that next node has no left child.
         let mut next = right;
         while let Some(left) = self.child(next, LEFT) {
             next = left;
@@ -161,7 +161,8 @@ impl<'t, T, M: Member<T>> LockedTree<'t, T, M> {
         }
         self.adopt(next, LEFT, Some(left));
         self.replace(node, Some(next));
-        // The summary that the nodes above know. They are measured again if it no longer holds.
+        // The summary that is recorded in the nodes above. They are measured again if the summary
+        // changes.
         M::links(next).set_summary(links.summary());
         self.mend(Some(lowest));
         self.mend(Some(next));
@@ -180,7 +181,7 @@ impl<'t, T, M: Member<T>> LockedTree<'t, T, M> {
     }
 
     /// Measures `node`, after a rotation if one of its subtrees is higher by two. Returns the node
-    /// in its place.
+    /// that is now in its place.
     fn balance(self, node: &'t T) -> &'t T {
         let (left, right) = (self.height(node, LEFT), self.height(node, RIGHT));
         if left.abs_diff(right) > 1 {
@@ -196,8 +197,8 @@ impl<'t, T, M: Member<T>> LockedTree<'t, T, M> {
         node
     }
 
-    /// Moves the child of `node` at `side` to the place of `node`, and `node` below it. Returns the
-    /// child.
+    /// Moves the child of `node` at `side` to the place of `node`, and `node` below that child.
+    /// Returns the child.
     ///
     /// ```text
     ///      node                child
@@ -240,7 +241,7 @@ impl<'t, T, M: Member<T>> LockedTree<'t, T, M> {
         }
     }
 
-    /// The summary of `node`, from those of its children.
+    /// The summary of `node`, computed from those of its children.
     pub(super) fn measured(self, node: &T) -> Summary {
         let own =
             Summary { height: 0, reach: M::interval(node).last, newest: M::links(node).stamp() };
@@ -260,7 +261,7 @@ impl<'t, T, M: Member<T>> LockedTree<'t, T, M> {
         self.child(node, side).map_or(0, |child| M::links(child).height())
     }
 
-    /// The next node above `node` that comes after it.
+    /// The nearest node above `node` that follows it in the order.
     fn parent_after(self, mut node: &'t T) -> Option<&'t T> {
         loop {
             let parent = self.node(&M::links(node).parent)?;
@@ -278,9 +279,9 @@ impl<'t, T, M: Member<T>> LockedTree<'t, T, M> {
     pub(super) fn node(self, link: &AtomicPtr<T>) -> Option<&'t T> {
         #[cfg(any(test, feature = "measure"))]
         crate::stats::count_roughly(&self.tree.looked_at, 1);
-        // SAFETY: only links of the tree are passed in. They point to nodes in it, which are valid
-        // until they are removed (obligation 2 of `insert`), and none is removed as long as this
-        // value lives (obligation 1 of `locked`).
+        // SAFETY: only links of the tree are passed. They point to nodes in the tree, which are
+        // valid until they are removed (obligation 2 of `insert`), and no node is removed while
+        // this value lives (obligation 1 of `locked`).
         NonNull::new(link.load(Relaxed)).map(|node| unsafe { node.as_ref() })
     }
 }

@@ -1,18 +1,19 @@
-//! Intervals in a balanced tree: finds all that overlap a range, in logarithmic time.
+//! Intervals in a balanced tree, which finds all intervals that overlap a range in logarithmic
+//! time.
 //!
-//! The tree is intrusive: a node has its own [`IntervalLinks`], so adding one allocates nothing and
-//! cannot fail. It is an AVL tree, so its height depends only on the number of nodes, and no
-//! program can choose it.
+//! The tree is intrusive: a node contains its own [`IntervalLinks`], so an insertion allocates
+//! nothing and cannot fail. It is an AVL tree, so its height is bounded by the number of nodes, and
+//! no program can influence it.
 //!
 //! # Order and stamps
 //! The tree has a clock. A node that is added or [renewed](IntervalTree::renew) gets the next tick
-//! as its *stamp*. Nodes are ordered by `(first index, stamp)`, which differs for any two of them.
-//! So a walk may remember its place as that pair, release the tree, and continue from there later,
-//! whatever happens to the node.
+//! as its *stamp*. Nodes are ordered by `(first index, stamp)`, which is unique. So a walk may
+//! record its place as that pair, release the tree, and continue from there later, even if the node
+//! has changed or left the tree.
 //!
-//! Each node stores a summary of the subtree below it: its height, the greatest index that any of
-//! its intervals reaches, and the greatest stamp. The second prunes intervals that end before a
-//! range, the third those older than a walk asks for:
+//! Each node stores a summary of the subtree below it: its height, the greatest index in its
+//! intervals, and the greatest stamp. The greatest index prunes intervals that end before a range;
+//! the greatest stamp prunes intervals older than a walk requests:
 //!
 //! ```text
 //!                    [4, 5]  reaches 19, newest 6
@@ -33,11 +34,12 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
 
 pub(crate) use locked::LockedTree;
 
-/// Bits of [`IntervalLinks::own`] that hold the height. The other 56 hold the stamp: with one tick
-/// each nanosecond they last for two years, at the rate of system calls a thousand times longer.
+/// Bits of [`IntervalLinks::own`] that hold the height. The other 56 hold the stamp, which suffices
+/// for two years at one tick each nanosecond, and for a thousand times longer at the rate of system
+/// calls.
 const HEIGHT_BITS: u32 = 8;
 
-/// A node's part of a tree, embedded in the node. The tree's lock guards it.
+/// A node's links in a tree, embedded in the node. The tree's lock guards them.
 pub(crate) struct IntervalLinks<T> {
     /// The left and the right subtree.
     children: [AtomicPtr<T>; 2],
@@ -93,16 +95,16 @@ struct Summary {
     newest: u64,
 }
 
-/// The indexes that a node spans; the first is not above the last.
+/// The indexes that a node spans; `first` is at most `last`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Interval {
     pub(crate) first: u64,
     pub(crate) last: u64,
 }
 
-/// The linking of nodes of type `T` in one kind of tree.
+/// Access to the links and interval of nodes of type `T`, for one kind of tree.
 pub(crate) trait Member<T> {
-    /// The node's links in such a tree, always the same ones.
+    /// The node's links in such a tree, always the same links.
     fn links(node: &T) -> &IntervalLinks<T>;
     /// The node's interval.
     fn interval(node: &T) -> Interval;
@@ -132,13 +134,13 @@ impl Asked {
     pub(crate) const ALL: Self = Self { first: 0, last: u64::MAX, since: 0, after: None };
 }
 
-/// Intervals by index. The owner of the tree has a lock for it: the methods that change the tree
+/// Intervals by index. The owner of the tree provides a lock: the methods that change the tree
 /// require it exclusively, and look-ups ([`IntervalTree::locked`]) shared.
 pub(crate) struct IntervalTree<T, M> {
     root: AtomicPtr<T>,
     /// The last stamp.
     clock: AtomicU64,
-    /// The number of links that all calls have followed.
+    /// The number of links followed by all calls.
     #[cfg(any(test, feature = "measure"))]
     looked_at: AtomicU64,
     member: PhantomData<M>,
@@ -160,12 +162,12 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         }
     }
 
-    /// Whether no node is in the tree.
+    /// Whether the tree has no node.
     pub(crate) fn is_empty(&self) -> bool {
         self.root.load(Relaxed).is_null()
     }
 
-    /// The number of links that all calls have followed so far: their cost.
+    /// The number of links followed by all calls so far: their cost.
     #[cfg(any(test, feature = "measure"))]
     pub(crate) fn looked_at(&self) -> u64 {
         self.looked_at.load(Relaxed)
@@ -188,7 +190,7 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     ///
     /// 1. It holds the lock exclusively.
     /// 2. The node is in no tree by these links, and valid for shared access until it is removed.
-    /// 3. As long as it is in the tree, its interval changes only with the lock held exclusively,
+    /// 3. While the node is in the tree, its interval changes only with the lock held exclusively,
     ///    and [`IntervalTree::renew`] is called before the lock is released.
     pub(crate) unsafe fn insert(&self, node: &T) {
         let stamp = self.tick();
@@ -208,8 +210,8 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
         unsafe { self.locked() }.take(node);
     }
 
-    /// Gives `node`, whose interval may have changed, a new stamp and position. O(log n); for a
-    /// single node a few steps.
+    /// Gives `node`, whose interval may have changed, a new stamp and position. O(log n), or a few
+    /// steps if the tree has one node.
     ///
     /// # Safety
     /// As for [`IntervalTree::remove`].
@@ -228,9 +230,9 @@ impl<T, M: Member<T>> IntervalTree<T, M> {
     /// The tree for look-ups.
     ///
     /// # Safety
-    /// 1. As long as the result and the nodes that it returns are used, the caller holds the lock,
-    ///    or the tree cannot change for another reason. A caller that holds the lock exclusively
-    ///    may change the tree between two look-ups.
+    /// 1. While the result and the nodes that it returns are in use, the caller holds the lock or
+    ///    otherwise prevents changes of the tree. A caller that holds the lock exclusively may
+    ///    change the tree between two look-ups.
     #[inline]
     pub(crate) unsafe fn locked(&self) -> LockedTree<'_, T, M> {
         LockedTree { tree: self }

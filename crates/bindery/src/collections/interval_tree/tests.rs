@@ -1,4 +1,4 @@
-//! The tree compared with a list, and its cost.
+//! Compares the tree with a list, and bounds its cost.
 
 extern crate std;
 
@@ -42,18 +42,18 @@ fn node(first: u64, last: u64) -> Box<Node> {
 }
 
 fn insert(tree: &Tree, node: &Node) {
-    // SAFETY: 1. no other thread knows the tree; 2. callers keep nodes until the end of the test,
+    // SAFETY: 1. no other thread can find the tree; 2. callers keep nodes until the end of the test
     // and insert each once; 3. `set` renews.
     unsafe { tree.insert(node) };
 }
 
 fn look(tree: &Tree) -> LockedTree<'_, Node, OfTest> {
-    // SAFETY: 1. no other thread knows the tree; nodes stay until the end of the test.
+    // SAFETY: 1. no other thread can find the tree; nodes remain until the end of the test.
     unsafe { tree.locked() }
 }
 
 fn remove(tree: &Tree, node: &Node) {
-    // SAFETY: 1. no other thread knows the tree; 2. callers know which nodes are in it.
+    // SAFETY: 1. no other thread can find the tree; 2. callers track which nodes are in it.
     unsafe { tree.remove(node) };
 }
 
@@ -183,7 +183,7 @@ fn calls_cost_a_logarithm_whatever_the_order() {
                 assert!(missed <= bound, "a search in vain among {count} reads {missed}");
                 let renewed = reads(|| set(&tree, node, at, at));
                 assert!(renewed <= 2 * bound, "a renewal among {count} reads {renewed}");
-                // A search for all newer than all but one node does not read the others.
+                // A search for nodes newer than all but one node does not read the other nodes.
                 let asked = Asked { since: tree.now() - 1, ..Asked::ALL };
                 let newest = reads(|| assert_eq!(look(&tree).iter(asked).count(), 1));
                 assert!(newest <= 2 * bound, "the newest among {count} takes {newest}");
@@ -206,7 +206,7 @@ fn an_interrupted_walk_meets_all_that_stay() {
         let place = Tree::place(found);
         asked.after = Some(place);
         met.push(ptr::from_ref(found));
-        // In between, the node that the walk has reached is removed, and one far after it.
+        // During the walk, the node that it has reached is removed, as is a node far after it.
         let far =
             nodes.iter().rev().find(|node| look(&tree).contains(node) && !ptr::eq(&***node, found));
         let far = far.map(|node| &**node).filter(|node| Tree::place(node) > place);

@@ -1,4 +1,4 @@
-//! Nodes are made on the way to a page, and freed when empty.
+//! Creates the nodes on the path to a page and frees empty nodes.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -7,7 +7,8 @@ use super::node::{IndexNode, Link, Nodes, level_of, slot};
 use crate::platform::Platform;
 
 impl PageIndex {
-    /// Makes the missing nodes between the root and `page`. On failure, those made before stay.
+    /// Creates the missing nodes between the root and `page`. On failure, nodes created so far
+    /// remain.
     pub(super) fn make_path<P: Platform>(&mut self, page: u64, nodes: &Nodes<'_, P>) -> Option<()> {
         let wanted = level_of(page);
         let mut at = match self.root {
@@ -41,8 +42,8 @@ impl PageIndex {
         Some(())
     }
 
-    /// Frees the nodes on the path to `page` that are empty or become so, and the root while it
-    /// spans more than the pages need.
+    /// Frees the nodes on the path to `page` that are empty or become so, and lowers the root to
+    /// the height that the pages need.
     pub(super) fn free_empty<P: Platform>(&mut self, page: u64, nodes: &Nodes<'_, P>) {
         let path = self.path(page);
         for level in 0..=self.level() {
@@ -54,7 +55,7 @@ impl PageIndex {
                 Some(parent) => self.node_mut(parent).set_child(slot(page, level + 1), None),
                 None => (self.root, self.level) = (None, 0),
             }
-            // SAFETY: 1. the link above it was just cleared; the path is not used again here.
+            // SAFETY: 1. the link to it was just cleared; the path is not used again here.
             unsafe { self.free_node(link, nodes) };
         }
         while let Some(root) = self.root
@@ -63,7 +64,7 @@ impl PageIndex {
         {
             self.root = Some(child);
             self.level -= 1;
-            // SAFETY: 1. its child took its place.
+            // SAFETY: 1. its child has replaced it as the root.
             unsafe { self.free_node(root, nodes) };
         }
     }
@@ -78,11 +79,11 @@ impl PageIndex {
     /// Frees a node.
     ///
     /// # Safety
-    /// 1. No node links it any more, nor is it the root, and the caller does not use `link` again.
+    /// 1. No node links to it, it is not the root, and the caller does not use `link` again.
     unsafe fn free_node<P: Platform>(&mut self, link: Link, nodes: &Nodes<'_, P>) {
-        // SAFETY: 1. `new_node` got this pointer from the slab, which is the same by obligation 1
-        // of `Nodes::new`, and nodes are freed only here, after they have left the tree. 2. The
-        // caller's obligation 1; nodes are `Send`.
+        // SAFETY: 1. `new_node` got this pointer from the same slab (obligation 1 of `Nodes::new`),
+        // and nodes are freed only here, after they have left the tree. 2. The caller's obligation
+        // 1; nodes are `Send`.
         unsafe { nodes.slab.free(nodes.frames, link.0) };
         self.nodes -= 1;
     }

@@ -1,12 +1,12 @@
-//! The marks of dirty and of swapped pages in the nodes of the tree, and their verification.
+//! The marks of dirty pages and of pages in swap in the nodes of the tree, and their verification.
 
 use super::node::{Marks, PRESENT, SLOTS, has, leaf_end, level_of, slot};
 use super::shadows::is_shadow;
 use super::{PageFlags, PageIndex, SwapSlot};
 
 impl PageIndex {
-    /// Updates the marks of the nodes above that of level 0 with `page` from its dirty and swapped
-    /// pages. O(h).
+    /// Updates the marks of the nodes above the level 0 node of `page`, whose dirty pages and pages
+    /// in swap have changed. O(h).
     pub(super) fn mark_above(&mut self, page: u64) {
         let path = self.path(page);
         for level in 1..=self.level() {
@@ -18,7 +18,7 @@ impl PageIndex {
         }
     }
 
-    /// Whether the nodes on the way to `page` have the right marks.
+    /// Whether the nodes on the path to `page` have the correct marks.
     fn is_marked_above(&self, page: u64) -> bool {
         let path = self.path(page);
         (1..=self.level()).all(|level| {
@@ -34,8 +34,8 @@ impl PageIndex {
         })
     }
 
-    /// Verifies bitmaps, height and number of nodes, while no page is prepared. Reads every slot.
-    /// For tests and the auditor.
+    /// Verifies bitmaps, height and number of nodes. No page may be prepared. Reads every slot. For
+    /// tests and the auditor.
     pub(crate) fn check(&self) -> bool {
         let (mut nodes, mut last, mut from) = (0, None, 0);
         let (mut all_dirty, mut all_failed) = (0, 0);

@@ -1,7 +1,7 @@
 //! [`PageIndex`]: the frames of an object's pages (shared memory, a file).
 //!
-//! A tree of nodes with 64 slots each. A slot at the bottom (level 0) has one page, a slot above
-//! links a node:
+//! A tree of nodes with 64 slots each. A slot at the bottom (level 0) contains one page; a slot
+//! above links to a node:
 //!
 //! ```text
 //! level 2, 4,096 pages a slot            | 0 . . 3 . . . . |
@@ -12,28 +12,31 @@
 //!                 page 0     1   2   3          70            12,418
 //! ```
 //!
-//! A folio of 2^n pages has 2^n slots of its own with rising frames. So comparing neighbors shows a
-//! *run* (consecutive pages in consecutive frames): one folio, a part of one, or two that happen to
-//! be adjacent. Each node has a bitmap of its used slots, so absent pages are skipped by whole
-//! subtrees, and an empty node is noticed at once. A second bitmap marks the slots above dirty
-//! pages, so that clean pages are skipped too (Linux: the marks of an xarray). A third does the
-//! same for pages in swap: their slots have a swap slot in place of a frame ([`SwapSlot`]; Linux: a
-//! value entry). Such a page is not in memory, so runs of frames skip it. A reclaimed page leaves
-//! the time of its eviction in its slot, as long as its node exists ([`shadows`]).
+//! A folio of 2^n pages occupies 2^n slots with ascending frames. So a comparison of neighbors
+//! reveals a *run* (consecutive pages in consecutive frames): a folio, a part of a folio, or folios
+//! that happen to be adjacent. Each node has a bitmap of its used slots, so absent pages are
+//! skipped by whole subtrees, and an empty node is recognized at once. A second bitmap marks the
+//! slots above dirty pages, so that clean pages are skipped too (Linux: the marks of an xarray). A
+//! third bitmap marks the slots above pages in swap, whose slots contain a swap slot in place of a
+//! frame ([`SwapSlot`]; Linux: a value entry). Such a page is not in memory, so runs of frames skip
+//! it. A reclaimed page leaves the time of its eviction in its slot, as long as its node exists
+//! ([`shadows`]).
 //!
 //! # Guarantees
 //!
 //! - *No more nodes than the pages need.* Every node has a page beneath it, and the root is as low
 //!   as the highest page allows; an object without pages has no node. So the number of nodes
-//!   depends only on the set of pages, not on its history. The one exception: nodes that
+//!   depends only on the set of pages, not on its history. The only exceptions are nodes that
 //!   [`PageIndex::prepare`] made and that have no page yet.
 //! - *Out of memory changes nothing.* Only [`PageIndex::prepare`] allocates. If it fails, the nodes
-//!   that it made are freed again. After it, [`PageIndex::set`] cannot fail.
-//! - *Readers never write.* The owner of the index has a lock: any number of look-ups (`&self`) may
-//!   run together, a change (`&mut self`) runs exclusively. There are no atomics here.
+//!   that it made are freed again. If it succeeds, [`PageIndex::set`] cannot fail.
+//! - *Readers never write.* The owner of the index provides a lock: any number of look-ups
+//!   (`&self`) may run concurrently, and a change (`&mut self`) runs exclusively. The index
+//!   contains no atomics.
 //!
-//! Costs are given in slots and in the height h of the tree, at most 9. Nothing sleeps or recurses.
-//! Callers hold a lock for which others spin, so a run is counted only up to [`LONGEST_RUN`].
+//! Costs are given in slots and in the height h of the tree, at most 9. No function sleeps or
+//! recurses. Other threads spin for the lock that callers hold, so a run is counted only up to
+//! [`LONGEST_RUN`].
 
 mod growth;
 mod marks;
@@ -55,21 +58,22 @@ use node::{
 };
 pub(crate) use swapped::{SwapSlot, SwappedRun};
 
-/// Pages have numbers below this: a file may have 2^64 bytes.
+/// The exclusive limit of page numbers: a file may have 2^64 bytes.
 pub(crate) const PAGE_LIMIT: u64 = 1 << (u64::BITS - PAGE_SHIFT);
 
-/// The maximum number of pages of a run that one call returns; the rest is another run.
+/// The maximum length of a run that one call returns; the remaining pages form another run.
 pub(crate) const LONGEST_RUN: u32 = 1024;
 
 bitflags! {
     /// The flags of a page, besides its frame.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub(crate) struct PageFlags: u64 {
-        /// The page was written since its content was last saved. The other flags come with it.
+        /// The page was written since its content was last saved. The other flags are set only with
+        /// this one.
         const DIRTY = 1 << 1;
-        /// The last attempt to save it has failed.
+        /// The last attempt to save the page failed.
         const FAILED = 1 << 2;
-        /// The one after that likewise.
+        /// The last two attempts to save the page failed.
         const FAILED_TWICE = 1 << 3;
     }
 }
@@ -86,13 +90,13 @@ pub(crate) struct Slot {
 pub(crate) struct IndexRun {
     /// The number of the first page.
     pub(crate) page: u64,
-    /// The frame that holds it.
+    /// The frame of the first page.
     pub(crate) frame: Frame,
     /// The number of pages, at least 1.
     pub(crate) count: u32,
 }
 
-/// The state of a page, and the number of pages from there in the same state.
+/// The state of a page, and the number of consecutive pages in the same state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PageStretch {
     /// No page.
@@ -113,8 +117,8 @@ struct Leaf<'a> {
 
 /// The pages of one object.
 ///
-/// Dropping it does not free its nodes, because it cannot reach their slab: take all pages or
-/// [`PageIndex::clear`] it before.
+/// Dropping the index does not free its nodes, because the drop has no access to their slab: first
+/// remove all pages, or call [`PageIndex::clear`].
 pub(crate) struct PageIndex {
     root: Option<Link>,
     /// The root's level; 0 without a root.
@@ -122,9 +126,9 @@ pub(crate) struct PageIndex {
     nodes: u32,
     /// The number of dirty pages.
     dirty: u32,
-    /// The number of those that have failed.
+    /// The number of dirty pages whose last store failed.
     failed: u32,
-    /// The number of nodes and slots that all calls have read.
+    /// The number of nodes and slots read by all calls.
     #[cfg(any(test, feature = "measure"))]
     looked_at: core::sync::atomic::AtomicU64,
 }
@@ -143,7 +147,7 @@ impl PageIndex {
         }
     }
 
-    /// The number of nodes and slots that all calls have read so far.
+    /// The number of nodes and slots read by all calls so far.
     #[cfg(any(test, feature = "measure"))]
     pub(crate) fn looked_at(&self) -> u64 {
         self.looked_at.load(core::sync::atomic::Ordering::Relaxed)
@@ -161,7 +165,7 @@ impl PageIndex {
         crate::stats::count_roughly(&self.looked_at, _slots);
     }
 
-    /// The number of its nodes in the slab. O(1).
+    /// The number of the index's nodes in the slab. O(1).
     pub(crate) fn node_count(&self) -> u64 {
         self.nodes.into()
     }
@@ -189,10 +193,10 @@ impl PageIndex {
         self.root.is_some_and(|root| self.node(root).dirty != 0)
     }
 
-    /// The state of `page`, and the number of pages from there in the same state, at most `limit`.
+    /// The state of `page`, and the number of consecutive pages in the same state, at most `limit`.
     ///
-    /// O(h) for absent pages, whatever their number. For a run one step for each page, and O(h) for
-    /// each node of level 0 that it reaches into.
+    /// O(h) for absent pages, regardless of their number. For a run, one step for each page, plus
+    /// O(h) for each node of level 0 that the run touches.
     pub(crate) fn run(&self, page: u64, limit: u64) -> PageStretch {
         self.run_cut(page, limit, |_| limit)
     }
@@ -224,18 +228,19 @@ impl PageIndex {
         }
     }
 
-    /// The first run at or after `from`, cut off at `end`. A run that begins before `from` is found
-    /// from there on. O(h) for the descent; the run's length costs as in [`PageIndex::run`].
+    /// The first run at or after `from`, truncated at `end`. A run that begins before `from` is
+    /// returned from `from` on. O(h) for the descent; the run's length costs as in
+    /// [`PageIndex::run`].
     pub(crate) fn next_run(&self, from: u64, end: u64) -> Option<IndexRun> {
         self.next_run_with(PageFlags::empty(), from, end)
     }
 
     /// Passes the runs from `from` to `end` to `put`, in ascending order, until it returns false.
-    /// Each is limited to the length that `cut` returns for its first frame, at least one page.
-    /// Returns the page after the last run that was passed, or `end` if all were.
+    /// Each run is limited to the length that `cut` returns for its first frame, at least one page.
+    /// Returns the page after the last run passed, or `end` if all were passed.
     ///
-    /// O(h) for each node of level 0 with pages in the range and for each run of several pages, and
-    /// one step for each slot.
+    /// O(h) for each node of level 0 with pages in the range and for each run of several pages,
+    /// plus one step for each slot.
     pub(crate) fn each_run_cut(
         &self,
         from: u64,
@@ -256,7 +261,7 @@ impl PageIndex {
                     continue;
                 }
                 let frame = frame_in(word);
-                // Most pages are folios of their own: often the next page shows it.
+                // Most pages are folios of one page, which the next slot often shows.
                 let next = words.get(slot(page, 0) + 1);
                 let count = match next.is_some_and(|next| frame_in(*next) != frame.plus(1)) {
                     true => 1,
@@ -276,8 +281,9 @@ impl PageIndex {
         end
     }
 
-    /// Like [`PageIndex::next_run`], for pages that have all of `flags`; neighbors that lack one
-    /// are not part of the run. The same costs, however many pages lack a flag.
+    /// Like [`PageIndex::next_run`], for pages that have all of `flags`; neighbors that lack a flag
+    /// are not part of the run. The cost is the same, regardless of the number of pages that lack a
+    /// flag.
     pub(crate) fn next_run_with(&self, flags: PageFlags, from: u64, end: u64) -> Option<IndexRun> {
         let (page, words) = self.seek_with(flags, from).filter(|(page, _)| *page < end)?;
         let frame = frame_in(words[slot(page, 0)]);
@@ -285,8 +291,8 @@ impl PageIndex {
         (count > 0).then_some(IndexRun { page, frame, count })
     }
 
-    /// The first run of dirty pages at or after `from`, cut off at `end` and where the flags
-    /// change, with those flags. The same costs.
+    /// The first run of dirty pages at or after `from`, with its flags. The run is truncated at
+    /// `end` and where the flags change. The cost is the same.
     pub(crate) fn next_dirty(&self, from: u64, end: u64) -> Option<(IndexRun, PageFlags)> {
         let (page, words) =
             self.seek_with(PageFlags::DIRTY, from).filter(|(page, _)| *page < end)?;
@@ -296,16 +302,16 @@ impl PageIndex {
         (count > 0).then_some((IndexRun { page, frame, count }, flags))
     }
 
-    /// Makes the nodes that `count` pages from `first` on need, so that [`PageIndex::set`] of any
-    /// of them cannot fail. That holds until a call that frees nodes: [`PageIndex::take_run`],
-    /// [`PageIndex::prune`], [`PageIndex::clear`], or a `prepare` that fails. Unused nodes must be
-    /// [pruned](PageIndex::prune) in the end.
+    /// Makes the nodes that `count` pages from `first` on need, so that [`PageIndex::set`] cannot
+    /// fail for these pages. This guarantee ends with a call that frees nodes:
+    /// [`PageIndex::take_run`], [`PageIndex::prune`], [`PageIndex::clear`], or a `prepare` that
+    /// fails. Unused nodes must be [pruned](PageIndex::prune) in the end.
     ///
     /// O(h) for each 64 pages.
     ///
     /// # Errors
     ///
-    /// If memory runs out, or a page is not below [`PAGE_LIMIT`]. No empty node is left on the way
+    /// If memory runs out, or a page is not below [`PAGE_LIMIT`]. No empty node remains on the path
     /// to these pages, and no page has changed.
     pub(crate) fn prepare<P: Platform>(
         &mut self,
@@ -331,10 +337,10 @@ impl PageIndex {
         }
     }
 
-    /// Enters `count` consecutive pages from `first` on, in the frames from `frame` on. The pages
+    /// Inserts `count` consecutive pages from `first` on, in the frames from `frame` on. The pages
     /// are absent and [prepared](PageIndex::prepare). No flag is set.
     ///
-    /// One step for each page and O(h) for each 64.
+    /// One step for each page, plus O(h) for each 64.
     pub(crate) fn set(&mut self, first: u64, frame: Frame, count: u32) {
         for (page, slots) in pieces(first, first.saturating_add(u64::from(count))) {
             let Some(Leaf { used, words, .. }) = self.leaf_mut(page) else {
@@ -350,8 +356,7 @@ impl PageIndex {
         }
     }
 
-    /// Like [`PageIndex::set`], for pages that are present: they get other frames, and keep their
-    /// flags.
+    /// Like [`PageIndex::set`], for present pages: they get other frames but keep their flags.
     pub(crate) fn replace(&mut self, first: u64, frame: Frame, count: u32) {
         for (page, slots) in pieces(first, first.saturating_add(u64::from(count))) {
             let Some(Leaf { used, words, .. }) = self.leaf_mut(page) else { continue };
@@ -363,14 +368,14 @@ impl PageIndex {
         }
     }
 
-    /// Removes the run that [`PageIndex::next_run`] finds, and the nodes that become empty.
-    /// Repeated calls empty a range:
+    /// Removes the run that [`PageIndex::next_run`] finds and the nodes that become empty. Repeated
+    /// calls empty a range:
     ///
     /// ```text
     /// while let Some(run) = index.take_run(from, end, &nodes) { ... give the frames back ... }
     /// ```
     ///
-    /// O(h) for the descent and for each 64 pages, and two steps for each page.
+    /// O(h) for the descent and for each 64 pages, plus two steps for each page.
     pub(crate) fn take_run<P: Platform>(
         &mut self,
         from: u64,
@@ -398,15 +403,16 @@ impl PageIndex {
         Some(run)
     }
 
-    /// Sets exactly these flags on the present ones of `count` pages from `first` on. Reads the
-    /// slots in the range of all nodes of level 0, O(h) to reach each.
+    /// For the present pages among `count` pages from `first` on, sets `flags` and clears all other
+    /// flags. Reads every slot of the range in nodes of level 0, plus O(h) to reach each node.
     pub(crate) fn set_flags(&mut self, first: u64, count: u64, flags: PageFlags) {
         let others = PageFlags::all() - flags;
         let to = |word: u64| word & !others.bits() | flags.bits();
         self.change(first, count, PageFlags::empty(), to);
     }
 
-    /// Removes all flags, like [`PageIndex::set_flags`]; skips nodes without a dirty page.
+    /// Clears all flags of the present pages among `count` pages from `first` on, at the cost of
+    /// [`PageIndex::set_flags`]. Skips nodes without a dirty page.
     pub(crate) fn clear_flags(&mut self, first: u64, count: u64) {
         self.change(first, count, PageFlags::DIRTY, |word| word & !PageFlags::all().bits());
     }
@@ -416,7 +422,7 @@ impl PageIndex {
     #[cfg_attr(not(test), expect(dead_code, reason = "objects take their pages run by run"))]
     pub(crate) fn clear<P: Platform>(&mut self, nodes: &Nodes<'_, P>) {
         while let Some(mut at) = self.root {
-            // Down to the first node without children, whose pages are removed.
+            // Descends to the first node without children, whose pages are removed.
             let mut first = 0;
             for level in (1..=self.level()).rev() {
                 let index = self.node(at).used.trailing_zeros() as usize % SLOTS;

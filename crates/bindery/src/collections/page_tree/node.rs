@@ -19,27 +19,26 @@ pub(super) const SLOTS: usize = 1 << SLOT_BITS;
 /// The maximum number of levels of a tree.
 pub(super) const HEIGHT: usize = level_of(PAGE_LIMIT - 1) + 1;
 
-/// Set in the slot of every page in memory, so that it differs from an absent one (all zeroes) even
-/// with frame 0. The bits between it and the frame are [`PageFlags`].
+/// Set in the slot of every page in memory, so that the slot is nonzero even with frame 0. The bits
+/// between this bit and the frame are [`PageFlags`].
 pub(super) const PRESENT: u64 = 1;
 
 /// The slots of a bottom node: frame number, flags, [`PRESENT`]; or the swap slot of a page
 /// ([`super::SwapSlot`]); or empty, perhaps with a shadow ([`super::shadows`]).
 pub(super) type Words = [u64; SLOTS];
 
-/// The maximum number of nodes that the pages of one folio need: leaves, and two ways to the root.
+/// The maximum number of nodes that the pages of one folio need: leaves, and two paths to the root.
 pub(crate) const NODES_OF_A_FOLIO: u16 =
     (MAX_FOLIO_ORDER.pages() as usize / SLOTS + 1 + 2 * HEIGHT) as u16;
 
-/// A node of the tree, from the slab in [`Nodes`]. No line is shared with the node of another
-/// index.
+/// A node of the tree, from the slab in [`Nodes`]. Nodes of different indexes share no cache line.
 #[repr(align(64))]
 pub(crate) struct IndexNode {
     /// Bit n: slot n is used.
     pub(super) used: u64,
-    /// Bit n: the page of slot n is dirty, or one below it.
+    /// Bit n: slot n has a dirty page, or a dirty page below it.
     pub(super) dirty: u64,
-    /// Bit n: the page of slot n is in swap, or one below it.
+    /// Bit n: slot n has a page in swap, or a page in swap below it.
     pub(super) swapped: u64,
     pub(super) slots: Slots,
 }
@@ -51,17 +50,17 @@ pub(super) enum Slots {
     Children([Option<Link>; SLOTS]),
 }
 
-/// A link to a node. Only one slot of one tree, or its root, holds the link.
+/// A link to a node. Only one slot of one tree, or the tree's root, contains the link.
 #[derive(Clone, Copy)]
 pub(super) struct Link(pub(super) NonNull<IndexNode>);
 
-// SAFETY: a link belongs to one index, which owns the node like a box, and a node holds numbers and
-// links; so it may be sent with the index.
+// SAFETY: a link belongs to one index, which owns the node like a box, and a node contains only
+// numbers and links; so the link may be sent with the index.
 unsafe impl Send for Link {}
 // SAFETY: a shared index only reads its nodes.
 unsafe impl Sync for Link {}
 
-/// Whether a node has pages with these flags.
+/// Whether a node has dirty pages and pages in swap.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Marks {
     pub(super) dirty: bool,
@@ -101,7 +100,7 @@ impl IndexNode {
         Marks { dirty: self.dirty != 0, swapped: self.swapped != 0 }
     }
 
-    /// Records the child's [`IndexNode::marks`] at slot `index`. Returns whether they changed.
+    /// Records the child's [`IndexNode::marks`] at slot `index`. Returns whether the marks changed.
     pub(super) fn mark(&mut self, index: usize, marks: Marks) -> bool {
         let before = (self.dirty, self.swapped);
         self.dirty = before.0 & !(1 << index) | u64::from(marks.dirty) << index;
@@ -109,8 +108,8 @@ impl IndexNode {
         (self.dirty, self.swapped) != before
     }
 
-    /// The slots of a node of `level` below which a page in memory may have all of `flags`; at
-    /// level 0, it has.
+    /// The slots of a node of `level` below which a page in memory may have all of `flags`. Exact
+    /// at level 0.
     #[inline]
     pub(super) fn slots_with(&self, flags: PageFlags, level: usize) -> u64 {
         match (flags.contains(PageFlags::DIRTY), level) {
@@ -134,19 +133,19 @@ impl<'a, P: Platform> Nodes<'a, P> {
     ///
     /// The caller promises:
     ///
-    /// 1. An index gets nodes of one slab only: as long as it has a node, every value passed to its
+    /// 1. An index gets nodes of only one slab: while it has a node, every value passed to its
     ///    methods was made from the same `slab` and `frames`.
     pub(crate) unsafe fn new(slab: &'a Slab<IndexNode, P>, frames: &'a Frames<P>) -> Self {
         Self { slab, frames }
     }
 }
 
-/// The lowest level whose first node spans `page`.
+/// The lowest level at which the first node spans `page`.
 pub(super) const fn level_of(page: u64) -> usize {
     (page | 1).ilog2() as usize / SLOT_BITS
 }
 
-/// The slot of its node of `level` that has `page` below it.
+/// The slot that leads to `page` in its node of `level`.
 #[inline]
 pub(super) fn slot(page: u64, level: usize) -> usize {
     (page >> (level * SLOT_BITS)) as usize % SLOTS
@@ -158,7 +157,7 @@ pub(super) fn first_page(page: u64, level: usize, index: usize) -> u64 {
     (page >> (shift + SLOT_BITS) << SLOT_BITS | index as u64) << shift
 }
 
-/// The first page after the node of level 0 that has the slot of `page`.
+/// The first page after the node of level 0 that contains the slot of `page`.
 #[inline]
 pub(super) fn leaf_end(page: u64) -> u64 {
     (page | (SLOTS as u64 - 1)).saturating_add(1)
@@ -190,7 +189,7 @@ pub(super) fn frame_in(word: u64) -> Frame {
     Frame((word >> PAGE_SHIFT) as u32)
 }
 
-/// The number of pages in memory among the words that have failed to be saved.
+/// The number of pages in memory among the words whose last store has failed.
 pub(super) fn failed_in(words: &[u64]) -> u32 {
     words.iter().filter(|word| has(**word, PageFlags::FAILED)).count() as u32
 }

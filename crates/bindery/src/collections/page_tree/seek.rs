@@ -1,5 +1,5 @@
-//! The ways through the tree: from the root to a page's slot, to the next used or marked one, and
-//! over the slots of a run.
+//! Searches in the tree: from the root to a page's slot, to the next used or marked slot, and over
+//! the slots of a run.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -17,7 +17,7 @@ impl PageIndex {
         self.note(1);
         // SAFETY: links come out of the tree. `free_node` frees a node only after it has left the
         // tree, in a method that borrows the index exclusively and does not use the link again.
-        // Nodes change only through `node_mut`, which excludes us by the borrow.
+        // Nodes change only through `node_mut`, which the shared borrow excludes.
         unsafe { link.0.as_ref() }
     }
 
@@ -35,7 +35,7 @@ impl PageIndex {
         self.root.filter(|_| level_of(page) <= self.level())
     }
 
-    /// The node of level 0 that has the slot of `page`.
+    /// The node of level 0 that contains the slot of `page`.
     #[inline]
     pub(super) fn link(&self, page: u64) -> Option<Link> {
         let mut at = self.root_over(page)?;
@@ -45,7 +45,7 @@ impl PageIndex {
         Some(at)
     }
 
-    /// The slots of the node of level 0 that has `page`'s.
+    /// The slots of the node of level 0 that contains the slot of `page`.
     #[inline]
     pub(super) fn words(&self, page: u64) -> Option<&Words> {
         match &self.node(self.link(page)?).slots {
@@ -54,7 +54,7 @@ impl PageIndex {
         }
     }
 
-    /// The node of level 0 that has the slot of `page`, for changes.
+    /// The node of level 0 that contains the slot of `page`, for changes.
     pub(super) fn leaf_mut(&mut self, page: u64) -> Option<Leaf<'_>> {
         let link = self.link(page)?;
         let IndexNode { used, dirty, swapped, slots } = self.node_mut(link);
@@ -64,7 +64,7 @@ impl PageIndex {
         }
     }
 
-    /// On each level, the node on the way to `page`, if it exists.
+    /// On each level, the node on the path to `page`, if it exists.
     pub(super) fn path(&self, page: u64) -> [Option<Link>; HEIGHT] {
         let mut path = [None; HEIGHT];
         let mut at = self.root_over(page);
@@ -76,7 +76,7 @@ impl PageIndex {
     }
 
     /// The first page at or after `from` that is in memory and has all of `flags`, and the slots of
-    /// its node. O(h), and O(h) for each node without such pages on the way.
+    /// its node. O(h), plus O(h) for each node without such pages on the path.
     pub(super) fn seek_with(&self, flags: PageFlags, from: u64) -> Option<(u64, &Words)> {
         self.seek(from, |node, level| node.slots_with(flags, level))
     }
@@ -86,8 +86,8 @@ impl PageIndex {
         self.seek(from, |node, _| node.used)
     }
 
-    /// The first page at or after `from` below slots that `slots` selects in each node, given its
-    /// level.
+    /// The first page at or after `from` below a slot that `slots` selects in each node, given the
+    /// node's level.
     #[inline]
     pub(super) fn seek(
         &self,
@@ -96,8 +96,8 @@ impl PageIndex {
     ) -> Option<(u64, &Words)> {
         let mut page = from;
         loop {
-            // The place to continue at if the descent ends: the next used slot, in the lowest node
-            // that has one.
+            // The place to continue if the descent ends: the next used slot, in the lowest node
+            // that has such a slot.
             let mut after = None;
             let mut at = self.root_over(page)?;
             for level in (0..=self.level()).rev() {
@@ -121,17 +121,17 @@ impl PageIndex {
         }
     }
 
-    /// The number of pages from `page` on, which `frame` holds, that form a run of pages with
-    /// `flags` ending before `end`.
+    /// The length of the run that begins with `page` in `frame`, consists of pages with `flags`,
+    /// and ends before `end`.
     pub(super) fn length(&self, page: u64, frame: Frame, flags: PageFlags, end: u64) -> u32 {
         self.length_alike(page, word_of(frame) | flags.bits(), flags, end)
     }
 
-    /// The number of pages from `page` on, with the word `first`, that form a run ending before
-    /// `end`, of pages that have those of `flags` which the first has.
+    /// The length of the run that begins with `page`, whose word is `first`, and ends before `end`.
+    /// Its pages agree with the first page in `flags`.
     pub(super) fn length_alike(&self, page: u64, first: u64, flags: PageFlags, end: u64) -> u32 {
         let end = end.min(page.saturating_add(u64::from(LONGEST_RUN)));
-        // Frame, presence and flags in one comparison.
+        // Compares frame, presence and flags at once.
         let mask = !0 << PAGE_SHIFT | PRESENT | flags.bits();
         let mut wanted = first & mask;
         for (piece, slots) in pieces(page, end) {
@@ -147,8 +147,8 @@ impl PageIndex {
         ((wanted >> PAGE_SHIFT) - (first >> PAGE_SHIFT)) as u32
     }
 
-    /// Replaces the words of the present ones of `count` pages from `first` on, node by node; nodes
-    /// without a page that has `flags` stay.
+    /// Replaces the words of the present pages among `count` pages from `first` on, node by node.
+    /// Skips nodes without a page that has `flags`.
     pub(super) fn change(
         &mut self,
         first: u64,

@@ -1,4 +1,4 @@
-//! Pages in swap: their slots have the numbers of swap slots.
+//! Pages in swap: their slots contain swap slot numbers.
 //!
 //! ```text
 //! 63 .. 58   57 ..... 50   49 ............ 12   11 ... 3   2         1       0
@@ -30,14 +30,14 @@ pub(crate) struct SwapSlot {
 pub(crate) struct SwappedRun {
     /// The number of the first page.
     pub(crate) page: u64,
-    /// Its swap slot.
+    /// The swap slot of the first page.
     pub(crate) first: SwapSlot,
     /// The number of pages, at least 1.
     pub(crate) count: u32,
 }
 
 impl SwapSlot {
-    /// The swap slot of the page that is `pages` after the first.
+    /// The swap slot `pages` pages after this one.
     pub(crate) fn plus(self, pages: u64) -> Self {
         Self { slot: self.slot + pages, ..self }
     }
@@ -65,13 +65,13 @@ impl PageIndex {
         self.seek_used(from).map(|(page, _)| page).filter(|page| *page < end)
     }
 
-    /// The first run of pages in swap at or after `from`, cut off at `end`. O(h), and one step for
-    /// each of its pages.
+    /// The first run of pages in swap at or after `from`, truncated at `end`. O(h), plus one step
+    /// for each page of the run.
     pub(crate) fn next_swapped(&self, from: u64, end: u64) -> Option<SwappedRun> {
         self.next_swapped_up_to(from, end, u64::MAX)
     }
 
-    /// As [`PageIndex::next_swapped`], of a run that is cut off after `most` pages, at least 1.
+    /// As [`PageIndex::next_swapped`], but truncates the run after `most` pages, at least 1.
     pub(crate) fn next_swapped_up_to(&self, from: u64, end: u64, most: u64) -> Option<SwappedRun> {
         if from >= end {
             return None;
@@ -86,7 +86,7 @@ impl PageIndex {
         self.seek(from, |node, _| node.swapped)
     }
 
-    /// The number of pages from `page` on, which is in `first`, that form a run in swap ending
+    /// The length of the run in swap that begins with `page`, whose slot is `first`, and ends
     /// before `end`.
     pub(super) fn swapped_length(&self, page: u64, first: SwapSlot, end: u64) -> u32 {
         let end = end.min(page.saturating_add(u64::from(LONGEST_RUN)));
@@ -105,19 +105,19 @@ impl PageIndex {
     }
 
     /// Replaces the frames of `count` pages from `first` on by consecutive swap slots. One step for
-    /// each, and O(h) for each 64.
+    /// each page, plus O(h) for each 64.
     pub(crate) fn send_out(&mut self, first: u64, to: SwapSlot, count: u32) {
         debug_assert!(to.slot + u64::from(count) <= 1 << SLOT_BITS);
         self.turn(first, count, |n| to.plus(n).to_word());
     }
 
     /// Replaces the swap slots of `count` pages from `first` on by consecutive frames, without
-    /// flags. The same costs.
+    /// flags. The cost is the same.
     pub(crate) fn bring_in(&mut self, first: u64, frame: Frame, count: u32) {
         self.turn(first, count, |n| word_of(frame.plus(n as u32)));
     }
 
-    /// Replaces the words of present pages, by their number after the first.
+    /// Replaces the words of present pages; `word_for` receives the distance from the first page.
     fn turn(&mut self, first: u64, count: u32, word_for: impl Fn(u64) -> u64) {
         for (page, slots) in pieces(first, first.saturating_add(u64::from(count))) {
             let Some(Leaf { used, dirty, swapped, words }) = self.leaf_mut(page) else { continue };
@@ -136,8 +136,8 @@ impl PageIndex {
         }
     }
 
-    /// Removes the run that [`PageIndex::next_swapped`] finds, and the nodes that become empty.
-    /// O(h) for the descent and for each 64 pages, and two steps for each page.
+    /// Removes the run that [`PageIndex::next_swapped`] finds and the nodes that become empty. O(h)
+    /// for the descent and for each 64 pages, plus two steps for each page.
     pub(crate) fn take_swapped<P: Platform>(
         &mut self,
         from: u64,

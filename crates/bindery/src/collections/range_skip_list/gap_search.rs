@@ -10,7 +10,7 @@ pub(crate) struct GapShape {
 }
 
 impl GapShape {
-    /// Whether each gap that has room for this shape has room for `other`.
+    /// Whether each gap with room for this shape has room for `other`.
     pub(crate) fn covers(self, other: Self) -> bool {
         (self.align, self.congruent) == (other.align, other.congruent) && self.len >= other.len
     }

@@ -1,4 +1,5 @@
-//! The summaries in each link: the widest gap below it, and a bound on the links below it.
+//! The summary in each link: the widest gap below the link. Also bounds the number of links below a
+//! link.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
@@ -15,7 +16,7 @@ impl<T: Indexed> Index<T> {
         }
     }
 
-    /// Measures again, from the bottom up, all links of `path` and all links of `node`.
+    /// Measures all links of `path` and all links of `node` again, from the bottom up.
     pub(crate) fn measure_path(&self, path: &[LinkTarget<T>; HEIGHT], node: Option<NonNull<T>>) {
         let height = node.map_or(0, |node| self.node(node).links().height());
         for (place, level) in path[1..self.levels()].iter().zip(1..) {
@@ -27,7 +28,8 @@ impl<T: Indexed> Index<T> {
     }
 
     /// Stores the widest gap below the link of `place` at `level`, above 0, from the links one
-    /// level below it. If these are too many, the tower in their middle grows first.
+    /// level below it. If that level has too many links there, the tower in their middle grows
+    /// first.
     fn measure(&self, place: LinkTarget<T>, level: usize) {
         let links = self.links(place);
         let until = links.next(level);
@@ -46,8 +48,8 @@ impl<T: Indexed> Index<T> {
         }
     }
 
-    /// Raises to `level` a tower in the middle of the links below the link of `place`, which has
-    /// more than [`LINKS_BENEATH`].
+    /// Raises to `level` a tower in the middle of the links below the link of `place`, whose number
+    /// exceeds [`LINKS_BENEATH`].
     #[cold]
     fn grow(&self, place: LinkTarget<T>, level: usize) {
         let middle = (0..LINKS_BENEATH / 2)
@@ -58,12 +60,12 @@ impl<T: Indexed> Index<T> {
         links.set_next(level, before.next(level));
         before.set_next(level, Some(node));
         links.height.store(level as u8 + 1, Ordering::Relaxed);
-        // Either half may still be too long if a tall tower was removed.
+        // A half may still be too long if a tall tower was removed.
         self.measure(place, level);
         self.measure(Some(node), level);
     }
 
-    /// Writer: verifies order, count, towers and gaps, by reading every node. For tests and the
+    /// Writer: verifies order, count, towers and gaps by reading every node. For tests and the
     /// auditor.
     pub(crate) fn check(&self) -> bool {
         let ordered = self.iter().all(|node| {
@@ -77,7 +79,7 @@ impl<T: Indexed> Index<T> {
             && (1..self.levels()).all(|l| self.check_level(l))
     }
 
-    /// Whether `level` links exactly the towers that reach it, with the right gaps.
+    /// Whether `level` links exactly the towers that reach it, with the correct gaps.
     fn check_level(&self, level: usize) -> bool {
         let (mut tower, mut place, mut widest, mut beneath) = (None, None, 0, 0);
         loop {

@@ -16,7 +16,7 @@ use proptest::prelude::*;
 use super::*;
 
 std::thread_local! {
-    /// The number of bounds that this thread has read: the cost of a search.
+    /// The number of bounds read by this thread: the cost of a search.
     static READS: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -49,25 +49,26 @@ impl Node {
     }
 }
 
-/// The node. Nodes live as long as the world, which is longer than any test uses them.
+/// The node. Nodes live as long as the world, which outlives every use in a test.
 fn at<'w>(node: NonNull<Node>) -> &'w Node {
-    // SAFETY: it came from `World::add`, and the world lives.
+    // SAFETY: the pointer came from `World::add`, and the world lives.
     unsafe { node.as_ref() }
 }
 
-/// An index with all nodes that it ever held; they are freed after it.
+/// An index with all nodes that it ever contained; they are freed after the index.
 struct World {
     index: Index<Node>,
     nodes: Mutex<Vec<NonNull<Node>>>,
 }
 
-// SAFETY: the nodes are made of atomics and a constant, and the list of them has its own lock.
+// SAFETY: the nodes consist of atomics and a constant, and the list of nodes has its own lock.
 unsafe impl Sync for World {}
 
 impl Drop for World {
     fn drop(&mut self) {
         for node in self.nodes.get_mut().unwrap().drain(..) {
-            // SAFETY: it came from `Box::leak`, and the index that pointed to it is dropped, too.
+            // SAFETY: the pointer came from `Box::leak`, and the index that linked the node is also
+            // dropped.
             drop(unsafe { Box::from_raw(node.as_ptr()) });
         }
     }
@@ -85,8 +86,8 @@ impl World {
     fn add(&self, start: u64, end: u64, owner: u64) -> NonNull<Node> {
         let node = NonNull::from(Box::leak(Box::new(Node::new(start, end, owner))));
         self.nodes.lock().unwrap().push(node);
-        // SAFETY: 1: one thread of a test writes. 2: the node is new. 3, 4: it lives as long as
-        // the world.
+        // SAFETY: 1: one thread of a test writes. 2: the node is new. 3, 4: the node lives as long
+        // as the world.
         unsafe { self.index.insert(node) };
         node
     }
@@ -108,20 +109,20 @@ impl World {
     }
 }
 
-/// The addresses of the model tests: few, so that nodes meet.
+/// The addresses of the model tests: few, so that nodes often touch.
 const TOP: u64 = 192;
 
 /// The next step of a test. Nodes are given by rank, modulo their number.
 #[derive(Clone, Debug)]
 enum Step {
-    /// A start and a length, cut at the start of the next node.
+    /// A start and a length, truncated at the start of the next node.
     Insert(u64, u64),
     Remove(usize),
-    /// A node's new start and length, cut to the room between its neighbors.
+    /// A node's new start and length, truncated to the room between its neighbors.
     Move(usize, u64, u64),
-    /// A node, the length of its lower part, and whether the new node takes the upper.
+    /// A node, the length of its lower part, and whether the new node becomes the upper part.
     Split(usize, u64, bool),
-    /// A node and the next one, whether the lower stays, and whether it grows beforehand.
+    /// A node and the next one, whether the lower node remains, and whether it first grows.
     Merge(usize, bool, bool),
     /// Length, binary logarithm of the alignment, remainder, and bounds.
     Search(u64, u32, u64, u64, u64),
@@ -330,7 +331,7 @@ fn a_node_returns_after_a_grace_period() {
     let nodes: Vec<_> = (0..32).map(|n| world.add(n * 8, n * 8 + 8, n)).collect();
     world.remove(nodes[3]);
     world.set(nodes[3], 0x1000, 0x2000);
-    // SAFETY: 1, 3, 4: as in `World::add`. 2: it was removed, and there are no readers.
+    // SAFETY: 1, 3, 4: as in `World::add`. 2: the node was removed, and the test has no readers.
     unsafe { world.index.insert(nodes[3]) };
     assert!(world.index.check());
     assert_eq!(world.index.previous(at(nodes[3])), Some(nodes[31]));
@@ -355,7 +356,7 @@ fn searches_among_30_000_nodes_read_few() {
         what();
         READS.get() - before
     };
-    // Two gaps that are wide enough, but badly aligned for the request.
+    // Two gaps that are wide enough but badly aligned for the request.
     for n in [50, 24_990] {
         world.set(nodes[n], n as u64 * 8 + 4, n as u64 * 8 + 7);
         world.index.bounds_changed(at(nodes[n]));
@@ -385,7 +386,7 @@ fn searches_among_30_000_nodes_read_few() {
 const STRETCH: u64 = 32;
 const STRETCHES: u64 = 64;
 
-/// Makes a change in one stretch, chosen by `random`.
+/// Makes a change in one range of addresses, chosen by `random`.
 fn disturb(world: &World, random: u64) {
     let base = random % STRETCHES * STRETCH;
     let (low, high) = (base + 8 + random / 64 % 24, base + STRETCH);
@@ -406,7 +407,7 @@ fn disturb(world: &World, random: u64) {
     }
 }
 
-/// Stops the readers when the writer is done, even by a panic.
+/// Stops the readers when the writer is done or panics.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -433,7 +434,7 @@ fn readers_beside_a_writer_find_permanent_nodes() {
                     let found = world.index.find_at_or_before(addr).expect("0 is always there");
                     let first = permanent[(addr / STRETCH) as usize];
                     assert!(addr % STRETCH >= 8 || found.addr() == first, "{addr:#x}");
-                    // A moved node may start above the address by now. But it was made for this
+                    // A moved node may now start above the address. But it was created in this
                     // range, or is the node that never moves.
                     assert_eq!(world.get(found).owner, addr / STRETCH * STRETCH);
                 }
@@ -454,7 +455,7 @@ fn readers_beside_a_writer_find_permanent_nodes() {
 
 #[test]
 fn removing_all_tall_towers_keeps_searches_short() {
-    // As if a program could see each tower's height: it keeps only the flat ones.
+    // As if a program could see each tower's height: it keeps only the lowest towers.
     let world = World::new(5);
     let mut kept = Vec::new();
     let mut at = 0;
@@ -467,7 +468,7 @@ fn removing_all_tall_towers_keeps_searches_short() {
             kept.push(node);
         }
     }
-    // Also of the towers that grow then, until at most one has more than one level.
+    // Also removes the towers that grow then, until at most one has more than one level.
     for round in 0..4 {
         let tall = |node: &NonNull<Node>| world.get(*node).links.height() > 1;
         let (gone, left): (Vec<_>, Vec<_>) = kept.into_iter().partition(tall);

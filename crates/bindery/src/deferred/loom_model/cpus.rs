@@ -1,9 +1,9 @@
-//! Several CPUs: the number that one CPU advances for all, a queue per CPU, and CPUs that go online
-//! and offline.
+//! Models with several CPUs: the number that one CPU advances for all, a queue for each CPU, and
+//! CPUs that are brought online and taken offline.
 
 use super::*;
 
-/// Frees by the number that [`advance`] advances.
+/// Frees by the grace period number that [`advance`] advances.
 fn remove_by_number(world: &World) {
     world.remove(0);
     world.free_ripe(0);
@@ -117,7 +117,8 @@ fn a_drain_finds_items_that_are_handed_over() {
 #[test]
 #[should_panic]
 fn a_drain_without_restart_misses_items() {
-    // The drain has passed the second queue, and the first one is empty when it comes to it.
+    // The drain has passed the second queue, and the first queue is empty when the drain reaches
+    // it.
     explore_scene(two_queues(Omit::DrainAgain), [put_off_and_drain, hand_over]);
 }
 

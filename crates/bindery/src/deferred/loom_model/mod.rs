@@ -1,5 +1,5 @@
 //! Deferred freeing under loom: the code of [`super::queue`] itself, over a few records and
-//! readers. Loom answers their atomics with every value that the memory model allows.
+//! readers. Loom explores every value of their atomics that the memory model allows.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib deferred::loom_model`.
 //!
@@ -7,10 +7,10 @@
 //! record freed under a reader is a race, and a record freed twice or never fails the audit. The
 //! grace periods are those of the hosted machine: a clock, and for each CPU the time at which it
 //! entered its section. A *numbered* world is that machine with busy CPUs: a free reads only the
-//! last time that has passed, which another CPU advances.
+//! last completed grace period, which another CPU advances.
 //!
-//! Some tests leave out one rule each ([`Omit`]) and must fail. The other tests also require
-//! that something waited ([`Seen`]), so that no model passes without it.
+//! Some tests leave out one rule each ([`Omit`]) and must fail. The other tests also require that
+//! an item waited ([`Seen`]), so that no model passes without it.
 
 mod cpus;
 
@@ -33,47 +33,47 @@ enum Omit {
     Nothing,
     /// A grace period begins after the unlinking.
     PeriodAfterUnlinking,
-    /// Nothing is freed before its grace period is over.
+    /// No record is freed before its grace period is over.
     AskWhetherOver,
-    /// Items unlinked later get a grace period of their own.
+    /// Items unlinked later get their own grace period.
     PeriodOfItsOwn,
     /// A CPU that drains waits for readers before it frees.
     WaitBeforeFree,
     /// A thread that sees a section announced sees that the previous one has ended.
     ReleaseAtEntry,
-    /// A free makes a fence between the unlinking and the number of the grace period.
+    /// A free executes a fence between the unlinking and reading the grace period number.
     FenceBeforeNumber,
     /// A CPU that reads the number sees that earlier sections have ended.
     AcquireNumber,
     /// A handed-over item gets a new grace period.
     PeriodAnew,
-    /// A drain begins again if items were handed over during it.
+    /// A drain restarts if items were handed over during it.
     DrainAgain,
     /// A drain waits for a thread that frees items of the queue.
     WaitForFreeing,
-    /// A free makes a fence between the unlinking and the number of CPUs.
+    /// A free executes a fence between the unlinking and reading the number of CPUs.
     FenceBeforeOnline,
-    /// A CPU makes a fence after it has announced itself, before its first section.
+    /// A CPU executes a fence after it has announced itself and before its first section.
     FenceAfterOnline,
     /// A thread that sees a CPU offline sees that its sections have ended.
     ReleaseAtOffline,
 }
 
-/// The interesting points that any execution has reached.
+/// The interesting points that some execution has reached.
 #[derive(Default)]
 struct Seen {
     read: Flag,
     freed_at_once: Flag,
     put_off: Flag,
-    /// A queue was found with ripe items.
+    /// Whether a queue was found with ripe items.
     ripe: Flag,
     handed_over: Flag,
-    /// A drain has waited for another thread.
+    /// Whether a drain has waited for another thread.
     waited: Flag,
 }
 
 const OUTSIDE: u64 = 0;
-/// For two CPUs; for three, 3. All preemptions take minutes for two removals.
+/// The bound for two CPUs; for three, 3. All preemptions would take minutes for two removals.
 const PREEMPTIONS: usize = 5;
 const CPUS: usize = 3;
 
@@ -91,7 +91,7 @@ struct World {
     queues: Vec<Mutex<Queue<Vec<usize>>>>,
     drains: AtomicU64,
     hand_overs: AtomicU64,
-    /// The number of CPUs that are online.
+    /// The number of online CPUs.
     online: AtomicU64,
     /// The first grace period that the queue has begun, for [`Omit::PeriodOfItsOwn`].
     first: AtomicU64,
@@ -226,8 +226,8 @@ impl World {
         self.queues[0].lock().unwrap().push(self, std::vec![record]);
     }
 
-    /// As [`World::remove`], if the platform does not report grace periods. Frees at once if one
-    /// CPU is online.
+    /// As [`World::remove`], for a platform that does not report grace periods. Frees at once if
+    /// one CPU is online.
     fn remove_if_only_cpu(&self, record: usize) {
         self.linked[record].store(false, Ordering::Release);
         if self.omit != Omit::FenceBeforeOnline {
@@ -329,19 +329,19 @@ impl World {
         }
     }
 
-    /// Asserts that a drain keeps its promise for a record.
+    /// Asserts that the drain freed a record that was unlinked before it.
     fn assert_freed(&self, record: usize) {
         // SAFETY: the cell reports a concurrent write.
         let freed = self.records[record].with(|freed| unsafe { *freed });
         assert_eq!(freed, 1, "unlinked before the drain, and not freed");
     }
 
-    /// Asserts at the end that each unlinked record was freed once.
+    /// Asserts at the end that each unlinked record was freed exactly once.
     fn audit(&self) {
         self.drain();
         for (linked, record) in self.linked.iter().zip(&self.records) {
             let gone = !linked.load(Ordering::Acquire);
-            // SAFETY: no other thread is left.
+            // SAFETY: no other thread exists.
             let freed = record.with(|freed| unsafe { *freed });
             assert_eq!(freed, u32::from(gone), "freed so often");
         }
@@ -356,7 +356,7 @@ unsafe impl Send for Shared {}
 
 type Work = fn(&World);
 
-/// A world at its beginning.
+/// A world in its initial state.
 #[derive(Clone, Copy)]
 struct Scene {
     omit: Omit,

@@ -1,4 +1,4 @@
-//! Folio locks that a device's request has for a while, and what their next holder does.
+//! Folio locks that a device's request temporarily holds, and their next holders.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -26,7 +26,8 @@ impl World {
         lock::unlock(state, &self.sleepers, || self.disown(folio));
     }
 
-    /// Maps a page for anon group 2, with the folio's lock, unless the folio is mapped for another.
+    /// Maps a page for anon group 2 under the folio's lock, unless the folio is mapped for another
+    /// group.
     pub(super) fn map_again(&self, folio: Folio) {
         let count = &self.meta(folio.head).count;
         let may_come = match self.omit {
@@ -41,7 +42,7 @@ impl World {
         }
         count::map(count, 1).expect("there is room");
         note(&self.seen.mapped_again);
-        // SAFETY: the cell panics if there is an access which this CPU does not know to be over.
+        // SAFETY: the cell panics if another access has not ended from this CPU's view.
         self.heir.with_mut(|heir| unsafe { *heir = 2 });
     }
 }

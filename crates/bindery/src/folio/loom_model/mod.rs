@@ -1,5 +1,5 @@
 //! Folios under loom: the code of [`super::count`], [`super::reference`] and [`super::lock`]
-//! itself, over a few frames. Loom answers their metadata with every value that the memory model
+//! itself, over a few frames. Loom explores every value of their metadata that the memory model
 //! allows.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib loom_model`.
@@ -70,7 +70,7 @@ fn hold<const N: usize>(prepare: Work, work: [Work; N]) -> Arc<Seen> {
     explore(Omit::Nothing, prepare, work)
 }
 
-/// The protocol without one of its rules.
+/// The protocol without one rule.
 fn without<const N: usize>(omit: Omit, prepare: Work, work: [Work; N]) {
     explore(omit, prepare, work);
 }
@@ -91,7 +91,7 @@ fn walk_to_head(world: &World) {
     world.walk(Frame(0), |folio| world.check(folio));
 }
 
-/// Reads the owner under the lock, as a walker does that follows it.
+/// Reads the owner under the lock, like a walker that follows the owner.
 fn read_owner(world: &World) {
     world.walk(Frame(1), |folio| {
         world.with_lock(folio, || {
@@ -118,12 +118,12 @@ fn read_owner_at_once(world: &World) {
     });
 }
 
-/// A device writes the folio. A fault takes the lock over, and the folio stays unmapped.
+/// A device writes the folio. A fault takes over the lock, and the folio remains unmapped.
 fn reclaim_lock(world: &World) {
     world.with_lock_of_request(FIRST, || {});
 }
 
-/// As [`reclaim_lock`], for a fault of another anon group, which maps it.
+/// As [`reclaim_lock`], for a fault of another anon group, which maps the folio.
 fn reclaim_lock_to_map(world: &World) {
     world.with_lock_of_request(FIRST, || world.map_again(FIRST));
 }
@@ -158,7 +158,7 @@ fn reuse_as_slab(world: &World) {
     }
 }
 
-/// The head becomes a page that lives and ends.
+/// The head becomes a page that is used and freed.
 fn live_again(world: &World) {
     if world.unmap(FIRST, 2) {
         world.make_folio(PAGE, MAPPING);
@@ -176,7 +176,7 @@ fn unpin_and_reuse(world: &World) {
     }
 }
 
-/// Copy-on-write finds the folio to be its own: it keeps its mapping meanwhile.
+/// Copy-on-write finds that it owns the folio, and retains its mapping.
 fn claim_and_unmap(world: &World) {
     world.claim(FIRST, 2);
     world.unmap(FIRST, 1);
@@ -264,7 +264,7 @@ fn a_taken_back_folio_has_no_old_owner() {
     hold(pinned, [unmap_by_pages, unmap_by_pages, reclaim_lock_to_map]);
 }
 
-// Each rule is needed: without it, one of the models above fails.
+// Each rule is necessary: without it, one of the models above fails.
 
 #[test]
 #[cfg_attr(shuttle, ignore = "it fails only under loom, or rarely, or in another way")]

@@ -26,7 +26,7 @@ use crate::frame::meta::{
 use crate::sync::parking::model::{SecondLook, Sleepers};
 use crate::sync::word::Word;
 
-/// A rule that a model leaves out, to show that it is needed.
+/// A rule that a model omits, to show that it is necessary.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Omit {
     Nothing,
@@ -40,17 +40,17 @@ pub(super) enum Omit {
     LookAgain,
     /// A CPU that removes the last mapping stores zero without a check of the replaced value.
     Freeze,
-    /// A CPU that cuts a folio does not freeze it.
+    /// A CPU that splits a folio does not freeze it.
     FreezeToCut,
     /// Tables count their entries in the field of references.
     CountElsewhere,
-    /// A CPU that takes the last away does not acquire what the others did.
+    /// A CPU that removes the last hold does not acquire the others' accesses.
     AcquireLast,
     /// A CPU that finds a folio by number locks it without a reference.
     LockReferenced,
-    /// A CPU that changes the owner does not have the lock.
+    /// A CPU changes the owner without the lock.
     LockOwner,
-    /// A CPU that takes the last mapping away leaves the owner.
+    /// A CPU that removes the last mapping leaves the owner in place.
     Orphan,
     /// The mark of an orphan is checked before the lock is released, not in the same step.
     MarkWithLock,
@@ -58,11 +58,11 @@ pub(super) enum Omit {
     KeepToOrphan,
     /// A CPU that sleeps for the lock does not check the lock again after it has announced itself.
     SecondLook,
-    /// A CPU that released the lock in one step does not act on the marks set meanwhile.
+    /// A CPU that released the lock in one step does not act on concurrently set marks.
     MarksLeftBehind,
-    /// A CPU that hands the lock over drops the mark, and does not act on it.
+    /// A CPU that hands the lock over clears the mark without acting on it.
     SettleHandOver,
-    /// A CPU that maps a folio relies on its owner, without a check of the mappings.
+    /// A CPU that maps a folio relies on its owner without checking the mappings.
     LookAtMappings,
 }
 
@@ -79,14 +79,14 @@ pub(super) struct Seen {
     pub(super) mapped_again: AtomicUsize,
 }
 
-/// Bits that a folio's state must not have once no thread knows it.
+/// Bits that a folio's state must not have once no thread can find it.
 const LOCKING: u32 = FOLIO_LOCK | ORPHAN | FOLIO_PARKED | WRITEBACK;
 
 pub(super) fn note(counter: &AtomicUsize) {
     counter.fetch_add(1, Relaxed);
 }
 
-/// The use of a frame, as its maker knows it.
+/// The use of a frame, from its creator's view.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Life {
     Free,
@@ -95,7 +95,7 @@ pub(super) enum Life {
     Slab,
 }
 
-/// A count word, which may be weaker than the one outside.
+/// A count word, which may be weaker than the product's.
 pub(super) struct Count {
     word: AtomicU64,
     omit: Omit,
@@ -183,7 +183,7 @@ impl Heads for World {
 pub(super) const FIRST: Folio = Folio::of(Frame(0), Order(1));
 
 impl World {
-    /// A world whose first folio has two mappings, and is owned by anon group 1.
+    /// A world whose first folio has two mappings and is owned by anon group 1.
     pub(super) fn new(omit: Omit, seen: &Arc<Seen>) -> Rc<Self> {
         let meta = |_| Meta {
             state: AtomicU32::new(state_of(MetaKind::Free, Order::PAGE)),
@@ -216,7 +216,7 @@ impl World {
     }
 
     fn set_life(&self, frame: Frame, life: Life) {
-        // SAFETY: the cell panics if there is an access which this CPU does not know to be over.
+        // SAFETY: the cell panics if another access has not ended from this CPU's view.
         self.meta(frame).life.with_mut(|old| unsafe { *old = life });
     }
 
@@ -226,7 +226,7 @@ impl World {
     }
 
     pub(super) fn set_owner(&self, folio: Folio, owner: u32) {
-        // SAFETY: the cell panics if there is an access which this CPU does not know to be over.
+        // SAFETY: the cell panics if another access has not ended from this CPU's view.
         self.meta(folio.head).owner.with_mut(|old| unsafe { *old = owner });
     }
 
@@ -235,7 +235,7 @@ impl World {
         self.meta(folio.head).owner.with(|owner| unsafe { *owner })
     }
 
-    /// Makes a folio of frames that are the caller's, as `new_folio` and `first_map` do.
+    /// Creates a folio from frames that the caller owns, as `new_folio` and `first_map` do.
     pub(super) fn make_folio(&self, folio: Folio, count: u64) {
         for frame in Self::frames(folio) {
             self.set_life(frame, Life::Folio(folio));
@@ -249,8 +249,8 @@ impl World {
         count::publish(&self.meta(folio.head).count, count);
     }
 
-    /// Makes a table with two entries of a frame that is the caller's, and takes one out again
-    /// under its lock.
+    /// Creates a table with two entries from a frame that the caller owns, and removes one entry
+    /// under the table's lock.
     pub(super) fn make_table(&self, frame: Frame) {
         let meta = self.meta(frame);
         self.set_life(frame, Life::Table);
@@ -263,7 +263,7 @@ impl World {
         meta.state.fetch_and(!LOCK, Ordering::Release);
     }
 
-    /// Makes a slab with one object.
+    /// Creates a slab with one object.
     pub(super) fn make_slab(&self, frame: Frame) {
         self.set_life(frame, Life::Slab);
         self.meta(frame).word.store(1, Relaxed);
@@ -339,7 +339,7 @@ impl World {
         lock::orphan(state, &self.sleepers, || self.disown(folio));
     }
 
-    /// Calls `f` with the folio's lock, unless another thread has it.
+    /// Calls `f` with the folio's lock, unless another thread holds it.
     pub(super) fn with_lock(&self, folio: Folio, f: impl FnOnce()) {
         let state = &self.meta(folio.head).state;
         if self.omit == Omit::LockOwner {
@@ -374,7 +374,7 @@ impl World {
         }
     }
 
-    /// Calls `f` with the folio's lock, once it can be had.
+    /// Calls `f` with the folio's lock, waiting for it if necessary.
     pub(super) fn wait_for_lock(&self, folio: Folio, f: impl FnOnce()) {
         let state = &self.meta(folio.head).state;
         assert!(lock::lock_unless_writeback(state, &self.sleepers));
@@ -383,7 +383,7 @@ impl World {
         self.seen.slept.fetch_add(self.sleepers.sleeps.swap(0, Relaxed), Relaxed);
     }
 
-    /// A reference by frame number. `f` gets the result.
+    /// A reference by frame number. `f` receives the result.
     pub(super) fn walk(&self, frame: Frame, f: impl FnOnce(Folio)) {
         let found = match self.omit {
             Omit::LookAgain => reference::guess(self, frame)
@@ -410,14 +410,14 @@ impl World {
         let Some(folio) = found else { return note(&self.seen.refused) };
         note(&self.seen.held);
         if self.omit != Omit::CountElsewhere {
-            // Otherwise it would notice, and never reach the table's count.
+            // Otherwise the CPU would notice the mistake and never reach the table's count.
             self.check(folio);
             f(folio);
         }
         self.release(folio);
     }
 
-    /// Whether what is held is the folio that it is held for.
+    /// Whether the held frame belongs to the folio that the hold is for.
     pub(super) fn check(&self, folio: Folio) {
         for frame in Self::frames(folio) {
             assert_eq!(self.life(frame), Life::Folio(folio), "held what is not this folio");
@@ -425,7 +425,8 @@ impl World {
     }
 
     /// Splits the first folio into single pages, as `FolioHandle::split` does. The caller has all
-    /// its mappings, and takes a reference. Both are mapped afterwards. Returns whether it did.
+    /// its mappings and takes a reference. Both pages are mapped afterwards. Returns whether the
+    /// folio was split.
     pub(super) fn cut(&self) -> bool {
         let count = &self.meta(FIRST.head).count;
         assert!(count::refer(count));
@@ -453,13 +454,13 @@ impl World {
         true
     }
 
-    /// Changes the owner, if the lock can be had: the caller keeps a mapping.
+    /// Changes the owner, if the lock is free. The caller keeps a mapping.
     pub(super) fn claim(&self, folio: Folio, owner: u32) {
         self.with_lock(folio, || self.set_owner(folio, owner));
     }
 
-    /// After all CPUs are done: what is free has no count, no lock and no mark, tables and slabs
-    /// are as they were made, and no folio without mappings has an owner.
+    /// Audits the state after all CPUs are done: free frames have no count, lock or mark, tables
+    /// and slabs are unchanged since their creation, and no folio without mappings has an owner.
     pub(super) fn audit(&self) {
         for number in 0..self.metas.len() as u32 {
             let (frame, meta) = (Frame(number), self.meta(Frame(number)));
@@ -484,7 +485,7 @@ impl World {
                     assert_eq!(state & LOCKING, 0, "a folio stays locked");
                     let owner = self.owner(folio);
                     assert!(mappings_in(count) > 0 || owner == 0, "an owner dangles");
-                    // SAFETY: all CPUs are done.
+                    // SAFETY: all CPUs have finished.
                     let heir = self.heir.with(|heir| unsafe { *heir });
                     assert!(heir == 0 || owner == heir, "mapped with the owner of before");
                 }

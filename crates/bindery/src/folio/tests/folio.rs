@@ -64,11 +64,12 @@ fn the_last_mapping_or_reference_frees() {
     assert_all_free(&frames);
 }
 
-/// Neither the last mapping nor one of a larger folio takes this path; the dirty mark comes first.
+/// This path applies neither to the last mapping nor to a mapping of a larger folio; the dirty mark
+/// is set first.
 #[test]
 fn a_shared_page_loses_one_mapping_at_once() {
     let frames = new_frames(64);
-    // SAFETY: 1. and 2. there are no entries, and the test's mappings are dropped once.
+    // SAFETY: 1. and 2. no entries exist, and each of the test's mappings is dropped once.
     let drop_one = |frame, dirty| unsafe { unmap_shared_page(&frames, frame, dirty) };
     let page = frames.new_exclusive_folio(Order::PAGE).unwrap().leave();
     fresh(&frames, page).map(1);
@@ -96,7 +97,7 @@ fn a_shared_page_loses_one_mapping_at_once() {
 fn only_pages_of_live_folios_have_a_folio() {
     let frames = new_frames(64);
     let folio = frames.new_exclusive_folio(Order(4)).unwrap().leave();
-    // From now on this is the only memory.
+    // From now on, the machine has no other memory.
     while frames.allocate(Order::PAGE, AllocateFor::Use).is_some() {}
     fresh(&frames, folio).discard();
     let nothing = |frame: Frame| assert_eq!(frames.folio_of(frame), None, "{frame:?}");
@@ -193,7 +194,8 @@ fn dirty_and_the_lock_are_independent() {
     );
 }
 
-/// The last mapping goes while the lock is taken, before a device's request has it and after.
+/// The last mapping is dropped while the lock is held, before and after a device's request has the
+/// lock.
 #[test]
 fn an_unmapped_folios_owner_goes_at_handover() {
     const GROUP: u64 = 1 << 62;
@@ -211,7 +213,7 @@ fn an_unmapped_folios_owner_goes_at_handover() {
     head.word.store(GROUP, Relaxed);
     frames.folio(folio).orphan();
     assert!(frames.folio(folio).is_anonymous());
-    // SAFETY: 1. that of `kept`.
+    // SAFETY: 1. the reference of `kept`.
     let lock = unsafe { frames.folio(folio).lock_of_request() }.unwrap();
     assert!(!frames.folio(folio).is_anonymous() && !frames.folio(folio).is_under_writeback());
     // SAFETY: 1. as above.
@@ -255,7 +257,7 @@ fn a_refused_split_changes_nothing() {
     assert_eq!(blocks(&frames, MetaKind::Folio).len(), 8);
 }
 
-/// Everything that can be seen of a folio's bits, page by page.
+/// All observable state of a folio's bits, page by page.
 fn exclusive_pages(frames: &Frames<Machine>, folio: Folio) -> Vec<bool> {
     (0..folio.pages()).map(|page| frames.folio(folio).exclusive().contains(page)).collect()
 }

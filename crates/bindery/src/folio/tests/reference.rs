@@ -9,9 +9,10 @@ use crate::frame::slab::Slab;
 use crate::frame::{AllocateFor, Frames, FreeBatch};
 use crate::platform::Platform;
 
-/// Frees the folio if these references are all that keeps it. Returns whether they are.
+/// Freezes and frees the folio if these references are its only holders. Returns whether it was
+/// freed.
 fn free_last<P: Platform>(frames: &Frames<P>, folio: Folio, count: u32) -> bool {
-    // SAFETY: 1. the tests hold the references, and count on them no more.
+    // SAFETY: 1. the tests own the references and do not use them afterwards.
     let frozen = unsafe { frames.folio(folio).freeze(count) };
     frozen.map(|folio| folio.free_into(&mut FreeBatch::new(frames))).is_some()
 }
@@ -35,7 +36,7 @@ fn only_known_folios_are_referenced_by_number() {
     drop(held);
     assert_eq!(holds(folio.head), None);
 
-    // SAFETY: 1. allocated above. 2. it has no user.
+    // SAFETY: 1. allocated above. 2. the block has no user.
     unsafe { slab.free(&frames, object) };
     slab.trim(&frames);
     free(&frames, raw, Order::PAGE);

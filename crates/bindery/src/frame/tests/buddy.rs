@@ -76,7 +76,7 @@ fn unusable_ranges_are_refused_with_the_reason() {
     assert_eq!(new(&[range(u32::MAX, 1)]), Some(FramesError::TooHigh));
     assert_eq!(new(&[range(u32::MAX - 5, 10)]), Some(FramesError::TooHigh));
     assert_eq!(new(&[range(7, 1)]), Some(FramesError::TooSmall));
-    // Two single frames too far from each other: the metadata of the hole has no room.
+    // Two single frames too far apart: the metadata of the hole does not fit.
     let wide = Machine::new(0, 1000);
     // SAFETY: 1. the machine has no other user.
     let far = unsafe { Frames::new(wide, &[range(0, 1), range(999, 1)]) }.err();
@@ -201,7 +201,7 @@ fn threads_never_get_the_same_frame() {
                         continue;
                     };
                     let bytes = 4096 << order.0;
-                    // SAFETY: the block is ours, and its direct map is consecutive.
+                    // SAFETY: the test owns the block, whose direct map is consecutive.
                     unsafe {
                         frames.platform().direct_map(block).as_ptr().write_bytes(thread, bytes)
                     };
@@ -223,7 +223,7 @@ fn threads_never_get_the_same_frame() {
 }
 
 proptest! {
-    /// Steps: allocate a block of an order, or free the n-th that we have.
+    /// Steps: allocate a block of an order, or free the n-th allocated block.
     #[test]
     fn any_sequence_keeps_blocks_and_lists(
         first in 0u32..40,

@@ -19,7 +19,7 @@ use crate::platform::Cpu;
 fn with_fronts(limit: u32) -> Frames<Machine> {
     let frames = new_frames(1 << 12);
     let slots = Box::leak(Box::new([0_u64; SLOTS_SIZE / 8]));
-    // SAFETY: 1. the slots are leaked, and zero; 2. the only thread.
+    // SAFETY: 1. the slots are leaked and zero; 2. this is the only thread.
     unsafe { frames.fronts().give_slots(NonNull::from(slots).cast()) };
     for cpu in 0..4 {
         let front = Box::leak(Box::new(Front::new()));
@@ -46,7 +46,7 @@ fn free_run(frames: &Frames<Machine>, first: Frame, count: u32) {
     for frame in 0..count {
         frames.meta(first.plus(frame)).reset(MetaKind::Tail, Order::PAGE);
     }
-    // SAFETY: 1. tails since just now. 2. the test allocated them, and frees them once.
+    // SAFETY: 1. the frames just became tails. 2. the test allocated them and frees them once.
     unsafe { FreeBatch::new(frames).push(first, count) };
 }
 
@@ -118,7 +118,7 @@ fn the_last_frame_is_found_in_any_front() {
     let taken: HashSet<_> = core::iter::from_fn(|| take(&frames, Order::PAGE)).collect();
     assert_eq!(taken.len() as u64, all);
     assert_eq!((frames.free_frame_count(), frames.frames_in_fronts()), (0, 0));
-    // A drain that found nothing is not made again, until a frame is freed by any CPU.
+    // An empty drain is not repeated until any CPU frees a frame.
     let frame = *taken.iter().next().unwrap();
     on(2, || free(&frames, frame, Order::PAGE));
     assert_eq!(frames.frames_in_fronts(), 1);
@@ -148,7 +148,7 @@ fn reclaim_bypasses_the_fronts_and_finds_their_frames() {
     frames.set_reserve(32);
     let taken: Vec<_> = core::iter::from_fn(|| take(&frames, Order::PAGE)).collect();
     assert_eq!(frames.free_frame_count(), 32, "the reserve is exact");
-    // Little is free, so a freed frame goes to the lists.
+    // Memory is low, so a freed frame is returned to the lists.
     for frame in &taken[..8] {
         free(&frames, *frame, Order::PAGE);
     }
@@ -196,12 +196,12 @@ fn a_user_of_large_folios_keeps_one_block() {
     let all = frames.free_frame_count();
     let block = with_huge_block(&frames);
     assert_eq!(frames.free_frame_count(), all);
-    // Small blocks leave it whole, and another CPU has none.
+    // Small allocations leave the block whole, and another CPU has no such block.
     let small = take(&frames, Order(3)).unwrap();
     assert_ne!(on(1, || take(&frames, HUGE)), Some(block));
     assert_eq!(take(&frames, HUGE), Some(block));
     assert!(frames.meta(block).kind() == MetaKind::Raw && frames.meta(block).order() == HUGE);
-    // A whole block is reused as a run is; a second one goes to the lists.
+    // A whole block is reused like a run; a second block is returned to the lists.
     let second = take(&frames, HUGE).unwrap();
     let held = frames.frames_in_fronts();
     free(&frames, second, HUGE);
@@ -225,7 +225,7 @@ fn a_cpu_without_large_folios_keeps_no_block() {
     let block = on(1, || take(&frames, HUGE)).unwrap();
     on(0, || free(&frames, block, HUGE));
     assert_eq!(frames.frames_in_fronts(), 0);
-    // A front that may not hold as many frames keeps none.
+    // A front whose limit is below the block size keeps no block.
     frames.set_front_limit(511);
     let block = on(1, || take(&frames, HUGE)).unwrap();
     on(1, || free(&frames, block, HUGE));
@@ -240,7 +240,7 @@ fn the_last_large_block_goes_to_any_cpu() {
     assert!(taken.contains(&block));
     assert_eq!(frames.frames_in_fronts(), 0);
     taken.into_iter().for_each(|block| free(&frames, block, HUGE));
-    // As single pages, before reclaim or a failure.
+    // Freed as single pages, before reclaim or a failure.
     let all = frames.free_frame_count();
     with_huge_block(&frames);
     assert_eq!(core::iter::from_fn(|| on(1, || take(&frames, Order::PAGE))).count() as u64, all);
@@ -256,7 +256,7 @@ fn reclaim_gets_a_large_block_handed_over() {
     with_huge_block(&frames);
     frames.trim();
     assert_eq!(frames.frames_in_fronts(), 0);
-    // Little is free, so the block goes to the lists.
+    // Memory is low, so the block is returned to the lists.
     let taken = take(&frames, HUGE).unwrap();
     frames.set_reserve(frames.free_frame_count());
     free(&frames, taken, HUGE);
@@ -281,7 +281,7 @@ fn no_frame_is_lost_whatever_four_cpus_do() {
                     random ^= random << 13;
                     random ^= random >> 7;
                     random ^= random << 17;
-                    // More than all memory is wanted at times, so fronts are drained.
+                    // At times the tests request more than all memory, so fronts are drained.
                     if held.len() < 900 && random % 8 < 5 {
                         let order = Order((random >> 8) as u8 % 3);
                         held.extend(take(frames, order).map(|block| (block, order)));

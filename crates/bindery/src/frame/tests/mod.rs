@@ -40,12 +40,12 @@ impl Interrupts for Yielding {
     }
 }
 
-/// Memory of `count` frames from `first`, all filled with rubbish at first.
+/// Memory of `count` frames from `first`, initially filled with garbage.
 pub(crate) struct Machine {
     memory: NonNull<u8>,
     first: Frame,
     count: u32,
-    /// Frames from here on seem to lie one page further on.
+    /// The direct map shows frames from this number on one page too high.
     pub(crate) torn_at: Option<Frame>,
     /// The released blocks, in order.
     pub(crate) released: Mutex<Vec<(Frame, u32)>>,
@@ -71,7 +71,7 @@ impl Machine {
         Self { memory, first: Frame(first), count, torn_at: None, released: Mutex::default() }
     }
 
-    /// All its memory as one range.
+    /// All memory of the machine as one range.
     pub(crate) fn whole(&self) -> FrameRange {
         FrameRange { first: self.first, count: self.count }
     }
@@ -84,9 +84,9 @@ impl Drop for Machine {
     }
 }
 
-// SAFETY: 1. the direct map is one allocation that lives as long as the machine; where a test tears
-// it, the core refuses it. 2. and 3. there is no TLB and no reader. 4. the tests use CPUs 0 to 3.
-// 5. There is no kernel root.
+// SAFETY: 1. the direct map is one allocation that lives as long as the machine; if a test tears
+// it, the core refuses it. 2. and 3. the machine has no TLB and no reader. 4. the tests use CPUs 0
+// to 3. 5. The machine has no kernel root.
 unsafe impl Platform for Machine {
     type Arch = X86_64;
     type Mutex = SpinLock<Yielding>;
@@ -96,13 +96,13 @@ unsafe impl Platform for Machine {
         assert!((self.first..self.first.plus(self.count)).contains(&frame), "{frame:?}");
         let torn = u32::from(self.torn_at.is_some_and(|at| frame >= at));
         let pages = (frame.0 - self.first.0 + torn) as usize;
-        // SAFETY: at most `count` pages on, and `layout` has one more.
+        // SAFETY: the offset is at most `count` pages, and `layout` has one page more.
         unsafe { self.memory.add(pages * PAGE_SIZE as usize) }
     }
 
     fn zero(&self, first: Frame, count: u32) {
-        // SAFETY: the frames are in the direct map (the last one is asked for its check), and the
-        // caller owns them.
+        // SAFETY: the frames are in the direct map (the last frame is requested only for its
+        // check), and the caller owns them.
         unsafe { self.direct_map(first).write_bytes(0, count as usize * PAGE_SIZE as usize) };
         assert!(count == 0 || self.direct_map(first.plus(count - 1)) >= self.direct_map(first));
     }
@@ -140,7 +140,7 @@ unsafe impl Platform for Machine {
     }
 }
 
-/// The allocator over all frames of a machine that has `count`, from frame 0x100 on.
+/// The allocator of all `count` frames of a machine, from frame 0x100 on.
 pub(crate) fn new_frames(count: u32) -> Frames<Machine> {
     let machine = Machine::new(0x100, count);
     let whole = machine.whole();
@@ -159,7 +159,7 @@ pub(crate) fn blocks(frames: &Frames<Machine>, kind: MetaKind) -> Vec<(Frame, Or
     found
 }
 
-/// Nothing is allocated, lost or out of order.
+/// Asserts that no block is allocated, lost or out of order.
 #[track_caller]
 pub(crate) fn assert_all_free(frames: &Frames<Machine>) {
     assert_eq!(frames.check_free_lists(), Ok(()));
@@ -172,7 +172,7 @@ pub(crate) fn assert_all_free(frames: &Frames<Machine>) {
 
 /// Frees a test's block.
 pub(crate) fn free(frames: &Frames<Machine>, first: Frame, order: Order) {
-    // SAFETY: 1. and 2. the tests' machine runs nothing that uses the block, and a block that is
-    // not allocated is refused.
+    // SAFETY: 1. and 2. no code on the tests' machine uses the block, and the allocator refuses a
+    // block that is not allocated.
     unsafe { frames.free(first, order) };
 }

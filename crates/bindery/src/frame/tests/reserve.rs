@@ -1,4 +1,4 @@
-//! The frames that are reserved for reclaim: the number is exact, and every allocation of a frame
+//! The frames that are reserved for reclaim: the number is exact, and every frame allocation
 //! respects it.
 
 use std::boxed::Box;
@@ -12,7 +12,7 @@ use crate::addr::Order;
 
 const RESERVE: u64 = 40;
 
-/// A way to allocate frames. Returns whether it got some.
+/// A way to allocate frames. Returns whether it succeeded.
 type Way<'a> = Box<dyn FnMut() -> bool + 'a>;
 
 /// Every way to allocate frames for ordinary use.
@@ -39,7 +39,7 @@ fn only_reclaim_takes_its_reserved_frames() {
         let slab = Slab::new();
         frames.set_reserve(RESERVE);
         let mut ways = ordinary_ways(&frames, &slab);
-        // The first takes what it can, the others the rest.
+        // The first takes as many frames as possible, the others take the rest.
         ways.rotate_left(first);
         for way in &mut ways {
             while way() {}

@@ -1,4 +1,4 @@
-//! Small objects.
+//! Tests of small objects.
 
 extern crate std;
 
@@ -15,7 +15,7 @@ use super::{CPU, Machine, assert_all_free, blocks, new_frames};
 use crate::frame::meta::MetaKind;
 use crate::platform::{Cpu, MAX_CPUS};
 
-/// An object that fills its slot and knows what it should hold.
+/// An object that fills its slot and can verify its content.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[repr(C, align(16))]
 struct Block([u64; 30]);
@@ -32,11 +32,11 @@ fn objects_fill_frames_and_keep_one_empty() {
     assert_eq!(blocks(&frames, MetaKind::Slab).len(), 3);
     for (n, object) in objects.iter().enumerate() {
         assert!(object.is_aligned());
-        // SAFETY: a live object that only we know.
+        // SAFETY: a live object that only this test uses.
         assert_eq!(unsafe { object.read() }, Block([n as u64; 30]));
     }
     for object in objects {
-        // SAFETY: 1. allocated above, once each. 2. nobody uses it.
+        // SAFETY: 1. allocated above, freed only once. 2. the object is unused.
         unsafe { slab.free(&frames, object) };
     }
     assert_eq!((slab.frames(), slab.objects(&frames)), (1, 0));
@@ -54,7 +54,7 @@ fn freed_and_refused_objects_are_dropped() {
     frames.inject.fail_after(Some(0));
     assert!(slab.allocate(&frames, counted.clone()).is_none());
     assert_eq!(Arc::strong_count(&counted), 2);
-    // SAFETY: 1. allocated above. 2. nobody uses it.
+    // SAFETY: 1. allocated above. 2. the object is unused.
     unsafe { slab.free(&frames, object) };
     assert_eq!(Arc::strong_count(&counted), 1);
     slab.trim(&frames);
@@ -82,7 +82,7 @@ fn memory_that_runs_out_leaves_the_slab_usable() {
     }
     assert_eq!(objects.len() as u64, frames.total_frames() * 3);
     let last = objects.pop().unwrap();
-    // SAFETY: 1. allocated above. 2. nobody uses it.
+    // SAFETY: 1. allocated above. 2. the object is unused.
     unsafe { slab.free(&frames, last) };
     assert!(slab.allocate(&frames, [7; MAX_OBJECT]).is_some());
 }
@@ -110,7 +110,7 @@ fn threads_share_a_slab() {
                     let value = [thread << 32 | round; 20];
                     let objects = [(); 40].map(|()| slab.allocate(frames, value).unwrap());
                     for object in objects {
-                        // SAFETY: 1. allocated above, once each. 2. only this thread knows it.
+                        // SAFETY: 1. allocated above, freed only once. 2. only this thread uses it.
                         unsafe {
                             assert_eq!(object.read(), value);
                             slab.free(frames, object);
@@ -127,7 +127,7 @@ fn threads_share_a_slab() {
 /// Announces CPUs 0 to `cpus` - 1; the records are never freed.
 fn announce(frames: &Frames<Machine>, cpus: u16) {
     let slots = Box::leak(Box::new([0_u64; MAX_CPUS]));
-    // SAFETY: 1. the slots are leaked, and zero; 2. the only thread.
+    // SAFETY: 1. the slots are leaked and zero; 2. this is the only thread.
     unsafe { frames.magazines().give_slots(NonNull::from(slots).cast()) };
     for cpu in 0..cpus {
         let magazines = Box::leak(Box::new(Magazines::new()));
@@ -139,7 +139,7 @@ fn announce(frames: &Frames<Machine>, cpus: u16) {
 
 /// Frees an object of a test.
 fn free<T>(slab: &Slab<T, Machine>, frames: &Frames<Machine>, object: NonNull<T>) {
-    // SAFETY: 1. each test frees its objects once. 2. nothing uses them.
+    // SAFETY: 1. each test frees its objects once. 2. they are unused.
     unsafe { slab.free(frames, object) };
 }
 
@@ -175,7 +175,7 @@ fn a_magazine_is_filled_and_emptied_by_batches() {
         (0..5 * each).map(|n| slab.allocate(&frames, Block([n as u64; 30])).unwrap()).collect();
     assert_eq!((slab.frames(), slab.objects(&frames)), (5, 5 * each as u64));
     for (n, object) in objects.iter().enumerate() {
-        // SAFETY: a live object that only we know.
+        // SAFETY: a live object that only this test uses.
         assert_eq!(unsafe { object.read() }, Block([n as u64; 30]));
         assert!(!objects[..n].contains(object));
     }
@@ -183,7 +183,7 @@ fn a_magazine_is_filled_and_emptied_by_batches() {
         free(&slab, &frames, object);
         assert_eq!(slab.objects(&frames), (5 * each - n - 1) as u64);
     }
-    // The spare, and those of the last 32 objects.
+    // The spare frame, and the frames of the last 32 objects.
     assert!((2..=3).contains(&slab.frames()), "{}", slab.frames());
     slab.trim(&frames);
     assert_eq!(slab.frames(), 0);
@@ -231,13 +231,14 @@ fn a_cpu_that_goes_offline_keeps_no_object() {
     assert_all_free(&frames);
 }
 
-/// [`crate::Memory`] trims slabs and takes CPUs offline without the types of the objects.
+/// [`crate::Memory`] trims slabs and takes CPUs offline without knowing the object types.
 #[test]
 fn a_magazine_empties_without_its_objects_type() {
     let frames = new_frames(64);
     announce(&frames, 1);
     let slab: Slab<Block, Machine> = Slab::with_magazine(0);
-    // SAFETY: a slab is the same in memory whatever it holds, and no object is reached through it.
+    // SAFETY: a slab has the same memory layout for every type, and no object is accessed through
+    // this reference.
     let opaque = unsafe { &*core::ptr::from_ref(&slab).cast::<Slab<u8, Machine>>() };
     for empty in [Slab::trim as fn(&Slab<u8, Machine>, &Frames<Machine>), |slab, frames| {
         slab.empty_magazine(frames, Cpu(0));
@@ -250,7 +251,7 @@ fn a_magazine_empties_without_its_objects_type() {
         empty(opaque, &frames);
         assert_eq!(slab.objects(&frames), 10);
         for (n, object) in kept.iter().enumerate() {
-            // SAFETY: a live object that only we know.
+            // SAFETY: a live object that only this test uses.
             assert_eq!(unsafe { object.read() }, Block([n as u64; 30]));
         }
         let again = freed.iter().map(|_| slab.allocate(&frames, Block([0; 30])).unwrap());
@@ -301,7 +302,7 @@ fn threads_of_several_cpus_share_a_slab() {
                     let objects = [(); 40].map(|()| slab.allocate(frames, value).unwrap());
                     CPU.set(Cpu((round % 3) as u16));
                     for object in objects {
-                        // SAFETY: only this thread knows it.
+                        // SAFETY: only this thread uses it.
                         assert_eq!(unsafe { object.read() }, value);
                         free(slab, frames, object);
                     }
@@ -338,7 +339,7 @@ proptest! {
                 live.push((object, value));
             } else {
                 let (object, value) = live.swap_remove(index.index(live.len()));
-                // SAFETY: 1. allocated above, and taken off the list. 2. nobody uses it.
+                // SAFETY: 1. allocated above and removed from the list. 2. the object is unused.
                 unsafe {
                     prop_assert_eq!(object.read(), value);
                     slab.free(&frames, object);

@@ -22,7 +22,7 @@ pub(super) struct Cpu {
     number: usize,
 }
 
-// SAFETY: the model runs one thread at a time; the last one drops the world.
+// SAFETY: the model runs one thread at a time; the last thread drops the world.
 unsafe impl Send for Cpu {}
 
 /// The batch of the model's purge.
@@ -89,13 +89,13 @@ impl KernelTree for Cpu {
     }
 
     fn set_unflushed(&self, unflushed: bool, order: Ordering) {
-        // An exchange: loom does not order a plain store with a waiter's exchange.
+        // An exchange, because loom does not order a plain store with a waiter's exchange.
         self.world.unflushed.swap(u32::from(unflushed), order);
         self.world.wake(&self.world.unflushed);
     }
 
     fn park_while_unflushed(&self) {
-        // An exchange: a load might return an older value than the last one written.
+        // An exchange, because a load might return an older value than the last one written.
         if self.world.unflushed.fetch_or(0, Ordering::Relaxed) != 0 {
             count(&self.world.seen.waits);
             self.world.sleep(&self.world.unflushed);
@@ -147,7 +147,7 @@ impl Purge for Cpu {
         }
     }
 
-    /// Frees the frames at once, and the tables after a wait, with which the model's purge ends.
+    /// Frees the frames at once, and the tables after a wait at the end of the model's purge.
     unsafe fn free_after_readers(&self, batch: Batch, _counts: &mut Counts) {
         for area in &batch.areas {
             for offset in 0..area.range.pages() {
@@ -170,8 +170,8 @@ impl Cpu {
         Self { world: Rc::clone(world), number }
     }
 
-    /// `Platform::synchronize`. An exchange models its barrier: a section that it does not see
-    /// began later, and sees the earlier detach.
+    /// `Platform::synchronize`. An exchange models its barrier: a section that the exchange does
+    /// not see began later and therefore sees the earlier detach.
     fn wait_for_readers(&self) {
         if self.world.omit == Omit::Readers {
             return;
@@ -239,7 +239,7 @@ const READ_WRITE: Permissions = Permissions::READ.union(Permissions::WRITE);
 
 /// Operations that map and unmap.
 impl Cpu {
-    /// Reserves the addresses, unless they are taken.
+    /// Reserves the addresses, if they are free.
     fn reserve(&self, range: VirtRange, first: Frame) -> bool {
         let done = self.world.with(&self.world.areas, |areas| {
             let free = areas.iter().all(|area| !area.range.overlaps(range));
@@ -289,7 +289,7 @@ impl Cpu {
         true
     }
 
-    /// Unmaps `range`, a live or reserved area, and leaves it to a purge.
+    /// Unmaps `range`, a live or reserved area, and lists it for a purge.
     pub(super) fn unmap(&self, range: VirtRange) {
         self.set_state(range, State::Busy);
         self.clear(range);
@@ -318,7 +318,7 @@ impl Cpu {
         self.world.with(&self.world.purging, |()| protocol::purge(self, &mut Counts::default()));
     }
 
-    /// A map that fails because it gets no table.
+    /// A mapping attempt that fails because no table is available.
     pub(super) fn fail_to_map(&self, range: VirtRange) {
         if self.reserve(range, Frame(0)) {
             self.clear(range);
@@ -384,7 +384,7 @@ impl Cpu {
     }
 }
 
-/// Entries of one table that a CPU replaces; they map `range`.
+/// Entries of one table that a CPU replaces and that map `range`.
 struct Replacement<'a, F> {
     cpu: &'a Cpu,
     node: Node<Tiny>,
@@ -489,7 +489,7 @@ impl Cpu {
         self.read(number);
     }
 
-    /// One access, from TLB or tables to the frame: an invalidation waits for all of it.
+    /// One access, from TLB or tables to the frame: an invalidation waits for the whole access.
     fn read(&self, number: u64) -> Option<Frame> {
         self.world.with(&self.world.tlbs[self.number], |tlb| {
             let frame = self.translate(tlb, page(number));

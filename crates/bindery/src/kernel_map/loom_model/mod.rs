@@ -1,6 +1,6 @@
 //! The protocol of the kernel's tables under loom: runs the code of [`super::protocol`] itself,
-//! over modeled tables and TLBs. Loom schedules their accesses in every way, and answers their
-//! loads with every value that the memory model allows.
+//! over modeled tables and TLBs. Loom explores every schedule of their accesses and every load
+//! result that the memory model allows.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p bindery --release --lib loom_model`.
 //!
@@ -20,12 +20,12 @@
 //! that loom reached the interesting point ([`Seen`]), so that no model passes without it.
 //!
 //! # Bounds
-//! Two CPUs are explored completely; three with at most [`PREEMPTIONS`] preemptions in one
-//! execution (waiting and ending do not count). The hardware's walkers are strict: they remember
-//! everything that they walked through until an invalidation, guesses included. Frames are never
-//! reused. Areas are in a plain list without guard pages, whose lock is the model's. Not modeled:
-//! the index and a purge's search for neighbors in it, entries cached as invalid (RISC-V), detached
-//! tables with tables below them, and a purge in rounds.
+//! Two CPUs are explored completely, three with at most [`PREEMPTIONS`] preemptions in one
+//! execution (not counting waits and exits). The hardware's walkers are strict: until an
+//! invalidation, they cache every entry that they walked through, even speculatively. Frames are
+//! never reused. Areas are in a plain list without guard pages, under a lock of the model. Not
+//! modeled: the index and a purge's search for neighbors in it, entries cached as invalid (RISC-V),
+//! detached tables with tables below them, and a purge in rounds.
 
 mod cpu;
 mod world;

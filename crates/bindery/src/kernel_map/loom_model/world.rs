@@ -22,9 +22,9 @@ use crate::arch::{Arch, Entry, Kind, Level, Tiny};
 
 pub(super) const ROOT: Frame = Frame(0);
 const MIDDLE: Frame = Frame(1);
-/// Tables that each CPU may make.
+/// The number of tables that each CPU may make.
 const OWN: usize = 2;
-/// The first frame that is no table; there are [`FRAMES`].
+/// The first frame that is not a table; the number of frames is [`FRAMES`].
 const FIRST: u32 = 16;
 const FRAMES: usize = 24;
 
@@ -32,23 +32,23 @@ const FRAMES: usize = 24;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Omit {
     Nothing,
-    /// Detached tables are freed without waiting for readers.
+    /// Detached tables are freed without a grace period.
     Readers,
     /// Addresses are freed before the TLBs are flushed.
     FlushBeforeAddresses,
     /// Frames and tables are freed before the TLBs are flushed.
     FlushBeforeFree,
-    /// A CPU that makes a table does not wait for the flush of a detached one.
+    /// A CPU that makes a table does not wait for the flush of detached tables.
     WaitForFlush,
     /// Tables are installed by a relaxed exchange.
     Release,
     /// Tables are installed by a plain store.
     Exchange,
-    /// Tables are detached although there are areas under them.
+    /// Tables are detached although areas lie under them.
     AskWhetherFree,
     /// Empty entries are written again.
     LeaveEmpty,
-    /// Walkers without a claim read an entry twice: for the level, and for the leaf.
+    /// Walkers without a claim read an entry twice: once for the level and once for the leaf.
     OneLook,
     /// Paused entries are empty.
     KeepBits,
@@ -56,11 +56,11 @@ pub(super) enum Omit {
     Pause,
 }
 
-/// The interesting points that any execution of a model has reached.
+/// The interesting points that some execution of a model has reached.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) executions: AtomicUsize,
-    /// Tables that lost against another offer.
+    /// Tables that lost to another offer.
     pub(super) lost: AtomicUsize,
     /// Waits of table makers for a flush.
     pub(super) waits: AtomicUsize,
@@ -68,7 +68,7 @@ pub(super) struct Seen {
     pub(super) refusals: AtomicUsize,
     /// Walks that read a paused entry, and faults of CPUs there.
     pub(super) pauses: AtomicUsize,
-    /// Walks that found an empty entry for a page mapped before or afterwards.
+    /// Walks that found an empty entry for a page that was mapped before or is mapped afterwards.
     pub(super) absences: AtomicUsize,
 }
 
@@ -100,12 +100,12 @@ pub(super) enum State {
 #[derive(Clone, Copy)]
 pub(super) struct Area {
     pub(super) range: VirtRange,
-    /// The first of its consecutive frames.
+    /// The first of the area's consecutive frames.
     pub(super) first: Frame,
     pub(super) state: State,
 }
 
-/// The TLB's entries: everything that it walked through since the last invalidation.
+/// The TLB's entries: every entry that it walked through since the last invalidation.
 #[derive(Default)]
 pub(super) struct Tlb {
     /// Leaves as they are in memory.
@@ -114,21 +114,21 @@ pub(super) struct Tlb {
     pub(super) tables: Vec<(VirtRange, Frame)>,
 }
 
-/// A value that only the holder of a lock may access.
+/// A value that only a lock holder may access.
 pub(super) struct Locked<T> {
     word: AtomicU32,
     content: RefCell<T>,
 }
 
 pub(super) struct World {
-    /// Those that exist, and for each CPU those that it may create.
+    /// The existing tables, and for each CPU the tables that it may create.
     pub(super) tables: Vec<Table>,
     frames: Vec<UnsafeCell<Life>>,
     pub(super) areas: Locked<Vec<Area>>,
     pub(super) purging: Locked<()>,
     pub(super) pausing: Locked<()>,
     pub(super) unflushed: AtomicU32,
-    /// One for each CPU: read sections must not order the CPUs among themselves.
+    /// One for each CPU, because read sections must not order the CPUs among themselves.
     pub(super) reading: Vec<AtomicU32>,
     pub(super) tlbs: Vec<Locked<Tlb>>,
     pub(super) omit: Omit,
@@ -186,7 +186,8 @@ impl World {
         let own = 2 + OWN * cpu..2 + OWN * (cpu + 1);
         let frame = own.map(|number| Frame(number as u32)).find(|frame| {
             let life = &self.tables[frame.0 as usize].life;
-            // SAFETY: only this CPU makes the table, and the cell panics if another frees it now.
+            // SAFETY: only this CPU makes the table, and the cell panics if another CPU frees it
+            // now.
             life.with(|life| unsafe { *life == Life::Unborn })
         });
         frame.expect("a CPU makes more tables than it has")
@@ -212,12 +213,12 @@ impl World {
             Some(number) => &self.frames[number as usize],
             None => &self.tables[frame.0 as usize].life,
         };
-        // SAFETY: the cell panics if there is an access that this CPU does not know to be over.
+        // SAFETY: the cell panics if another access has not ended from this CPU's view.
         cell.with_mut(|old| unsafe { *old = life });
     }
 
-    /// Waits until another CPU changes `word`. The caller has just read there, by an exchange, that
-    /// it must wait. (See the world of `table::loom_model`: why not `yield_now`.)
+    /// Waits until another CPU changes `word`. The caller has just read from the word, by an
+    /// exchange, that it must wait. (See the world of `table::loom_model`: why not `yield_now`.)
     pub(super) fn sleep(&self, word: &AtomicU32) {
         let this = thread::current();
         self.sleepers.borrow_mut().push((word, this));

@@ -1,4 +1,4 @@
-//! Allocates anon groups, and frees those without holders.
+//! Allocates anon groups and frees those without holders.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -17,8 +17,9 @@ use super::AnonGroup;
 pub(crate) struct Groups;
 
 impl Groups {
-    /// An anon group without VMAs and with no holder; below `parent`, if given. The caller adds a
-    /// VMA as its holder, or frees it by [`Groups::release`] after one [`AnonGroup::hold`].
+    /// Creates an anon group without VMAs and holders, below `parent` if given. The caller adds a
+    /// VMA as the group's holder, or calls [`AnonGroup::hold`] once and frees the group by
+    /// [`Groups::release`].
     pub(crate) fn create<P: Platform>(
         memory: &Memory<P>,
         parent: Option<&AnonGroup>,
@@ -33,18 +34,20 @@ impl Groups {
             previous_sibling: null(),
             vmas: GroupTree::new(),
             new_parent: null(),
-            // The root's children too: no anon group above them can be found dead.
+            // Correct for the root's children too, because no anon group above them can be found
+            // dead.
             stamp: AtomicU64::new(parent.map_or(0, AnonGroup::stamp)),
             holders: AtomicU32::new(0),
             lock: TreeLock::new(),
             node: null(),
         };
         let node = memory.slab::<AnonGroup>().allocate(&memory.frames, group)?;
-        // SAFETY: the anon group is fresh from the slab, and is not freed before it was held.
+        // SAFETY: the anon group is fresh from the slab, and is not freed before it has been held.
         unsafe { node.as_ref() }.node.store(node.as_ptr(), Ordering::Relaxed);
         if let Some(parent) = parent {
             parent.hold();
-            // SAFETY: the anon group is fresh from the slab, and is not freed before it was held.
+            // SAFETY: the anon group is fresh from the slab, and is not freed before it has been
+            // held.
             let group = unsafe { node.as_ref() };
             parent.family_lock().with_write(memory.platform(), || {
                 let first = parent.first_child.load(Ordering::Relaxed);
@@ -59,10 +62,10 @@ impl Groups {
         Some(node)
     }
 
-    /// Like [`Groups::release`], for a caller that has nothing else to be freed.
+    /// Like [`Groups::release`], for a caller that has no other groups to free.
     ///
     /// # Safety
-    /// 1. As of [`Groups::release`].
+    /// 1. As for [`Groups::release`].
     pub(in crate::rmap) unsafe fn release_now<P: Platform>(
         memory: &Memory<P>,
         node: NonNull<AnonGroup>,
@@ -73,14 +76,15 @@ impl Groups {
         Batch::default().with(groups).free_after_readers(memory);
     }
 
-    /// Drops a VMA or walker. With the last holder, the anon group leaves the tree, and perhaps
-    /// those above it. They are added to `unheld`, and are freed after their readers. A VMA calls
-    /// this when it is out of the anon group's tree and its pages are counted down. So a thread in
-    /// a read section that sees a mapped folio name the anon group finds a group that was not
-    /// freed.
+    /// Drops a VMA or walker as a holder. If it was the last holder, the anon group leaves the
+    /// tree, perhaps along with groups above it. These groups are added to `unheld` and freed after
+    /// a grace period. A VMA is dropped only after it has left the anon group's tree and its pages
+    /// are counted down. So in a read section, the group that a mapped folio names as its owner has
+    /// not been freed.
     ///
     /// # Safety
-    /// 1. The caller, or a VMA of its, is one of the holders counted, and gives that up.
+    /// 1. The caller, or a VMA of the caller's, is one of the counted holders and relinquishes its
+    ///    hold.
     pub(crate) unsafe fn release<P: Platform>(
         memory: &Memory<P>,
         node: NonNull<AnonGroup>,
@@ -88,18 +92,19 @@ impl Groups {
     ) {
         let mut next = Some(node);
         while let Some(node) = next.take() {
-            // SAFETY: the holder (obligation 1), or the child below, is one of those counted, so
-            // the anon group lives until that holder is dropped here.
+            // SAFETY: the holder (obligation 1), or the child below, is counted, so the anon group
+            // lives until that holder is dropped here.
             let group = unsafe { node.as_ref() };
             if !group.is_childless() && group.vmas.is_empty() {
-                // A guess, for threads that wait for dead groups: it may have been dead before.
+                // An estimate, for threads that wait for dead groups: the group may have been dead
+                // before.
                 group.tick();
             }
             if group.holders.fetch_sub(1, Ordering::AcqRel) != 1 {
                 return;
             }
             // SAFETY: 1. this group still counts as a holder of its parent, which is contracted
-            // only if its one holder is a group with VMAs below.
+            // only if its only holder is a group with VMAs below.
             if let Some(parent) = unsafe { group.parent() } {
                 parent.family_lock().with_write(memory.platform(), || {
                     let after = group.next_sibling.load(Ordering::Relaxed);
@@ -119,8 +124,8 @@ impl Groups {
             debug_assert!(
                 group.vmas.is_empty() && group.first_child.load(Ordering::Relaxed).is_null()
             );
-            // SAFETY: 1. it has no holder, so that no other thread frees it; 2. it is in no list of
-            // children any more.
+            // SAFETY: 1. the group has no holder, so no other thread frees it; 2. it is in no list
+            // of children.
             unsafe { unheld.push(node) };
         }
     }

@@ -1,16 +1,16 @@
 //! Waits for a word to change: spinning or sleeping ([`Platform::park`]).
 //!
 //! Each lock on which a thread may sleep is one word with a bit for sleeping threads. Two rules
-//! keep a wake-up from getting lost:
+//! prevent lost wake-ups:
 //!
-//! 1. *A thread sets the bit before it parks*, by a compare-exchange from a value with which it
-//!    must wait. A thread that changes that value reads the bit in the same step. Either it sees
-//!    the bit, or it comes first, and then the compare-exchange fails.
+//! 1. *A thread sets the bit before it parks*, by a compare-exchange from a value that requires
+//!    waiting. A thread that changes that value reads the bit in the same step. Either this thread
+//!    sees the bit, or its step comes first and the compare-exchange fails.
 //! 2. *A parking thread checks again* after it can be found: [`Platform::park`] returns at once if
 //!    the word is not as expected.
 //!
-//! An unlocking thread wakes by the word's address only: the next holder of the lock may have freed
-//! the word by then.
+//! An unlocking thread uses only the word's address for the wake-up, because the next holder of the
+//! lock may have freed the word by then.
 
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) mod model;
@@ -57,8 +57,8 @@ impl<P: Platform> Parking<AtomicU32> for P {
     }
 }
 
-/// Parks on `word`, with `bit` set in it, if `blocked` is true for the word's value. May return
-/// early: the caller checks again.
+/// Parks on `word`, after setting `bit` in it, if `blocked` is true for the word's value. May
+/// return early; the caller checks again.
 #[cold]
 pub(crate) fn park_while<W: Word<u32>>(
     parking: &impl Parking<W>,

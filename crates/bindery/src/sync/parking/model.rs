@@ -1,4 +1,4 @@
-//! A platform's sleepers under loom: a locked queue by address, like an embedder's.
+//! A platform's sleeping threads under loom: a locked queue by address, like an embedder's.
 
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -8,7 +8,7 @@ use crate::sync::model::sync::Mutex;
 use crate::sync::model::sync::atomic::AtomicU32;
 use crate::sync::model::thread::{self, Thread};
 
-/// Whether a parking thread checks once more after it can be found.
+/// Whether a parking thread checks again after it has become visible to wakers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SecondLook {
     Taken,
@@ -19,7 +19,7 @@ pub(crate) enum SecondLook {
 pub(crate) struct Sleepers {
     queue: Mutex<Vec<(usize, Thread)>>,
     second_look: SecondLook,
-    /// The number of sleeps.
+    /// The number of times that a thread slept.
     pub(crate) sleeps: AtomicUsize,
 }
 
@@ -28,7 +28,7 @@ impl Sleepers {
         Self { queue: Mutex::new(Vec::new()), second_look, sleeps: AtomicUsize::new(0) }
     }
 
-    /// Sleeps until another thread wakes this address, unless `unchanged` is false.
+    /// Sleeps until another thread wakes this address, unless `unchanged` returns false.
     pub(crate) fn park(&self, word: *const AtomicU32, unchanged: impl FnOnce() -> bool) {
         let mut queue = self.queue.lock().unwrap();
         if self.second_look == SecondLook::Taken && !unchanged() {

@@ -1,11 +1,10 @@
-//! The lock under loom: its own code, over a word that loom answers with every value that the
-//! memory model allows, with sleepers that only `unpark` wakes.
+//! The lock under loom: its own code, over a word for which loom explores every value that the
+//! memory model allows, with sleeping threads that only `unpark` wakes.
 //!
 //! Run with `scripts/loom gate`.
 //!
-//! A lost wake-up shows as a deadlock, which loom reports; two concurrent holders show as a race
-//! for the cell that the lock guards. The last tests leave out one rule each ([`Omit`]) and must
-//! fail.
+//! Loom reports a lost wake-up as a deadlock, and two concurrent holders as a race for the cell
+//! that the lock guards. The last tests leave out one rule each ([`Omit`]) and must fail.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -21,14 +20,14 @@ use crate::sync::parking::Parking;
 use crate::sync::parking::model::{SecondLook, Sleepers};
 use crate::sync::word::Word;
 
-/// Preemptions explored with three CPUs. (With two, all are.)
+/// The bound on preemptions with three CPUs. (With two, all are explored.)
 const PREEMPTIONS: usize = 3;
 
 /// A rule that a model leaves out, to show that it is necessary.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Omit {
     Nothing,
-    /// A parking CPU does not check once more after it can be found.
+    /// A parking CPU does not check again after it has become visible to wakers.
     SecondLook,
     /// A parking CPU does not set its bit in the word.
     Parked,
@@ -118,7 +117,7 @@ fn read(world: &World) {
 }
 
 fn write(world: &World) {
-    // SAFETY: the cell panics if there is an access that this CPU does not know to be over.
+    // SAFETY: the cell panics if another access has not ended from this CPU's view.
     let guard = world.lock.write(world);
     world.guarded.with_mut(|value| unsafe { *value += 1 });
     drop(guard);
@@ -138,7 +137,7 @@ fn write_if_free(world: &World) {
         left > 0
     };
     if let Some(guard) = world.lock.try_write_while(world, again) {
-        // SAFETY: the cell panics if there is an access that this CPU does not know to be over.
+        // SAFETY: the cell panics if another access has not ended from this CPU's view.
         world.guarded.with_mut(|value| unsafe { *value += 1 });
         drop(guard);
     }

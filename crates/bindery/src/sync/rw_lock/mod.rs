@@ -1,10 +1,10 @@
 //! The core's reader-writer lock: one word, without allocation.
 //!
-//! VMAs, objects and anon groups use it instead of the embedder's locks, so they are not generic
-//! over these, stay small, and plain pointers can refer to them. A waiting thread parks on the word
-//! ([`crate::sync::parking`]), and the embedder's scheduler runs another one. A lock that is taken
-//! in read sections is held only briefly, and its waiters spin. A waiting writer blocks new
-//! readers.
+//! VMAs, objects and anon groups use it instead of the embedder's locks, so these records are not
+//! generic over the locks, remain small, and can be referred to by plain pointers. A waiting thread
+//! parks on the word ([`crate::sync::parking`]), and the embedder's scheduler runs another thread.
+//! A lock that is acquired in read sections is held only briefly, and its waiters spin. A waiting
+//! writer blocks new readers.
 //!
 //! ```text
 //! 31      30      29      28 ........ 0
@@ -19,11 +19,11 @@ use crate::platform::Platform;
 use crate::sync::parking::{Parking, park_while};
 use crate::sync::word::Word;
 
-/// A writer holds the lock, or waits for the readers to leave.
+/// A writer holds the lock or waits for the readers to leave.
 const WRITER: u32 = 1 << 31;
 /// The guarded record is being freed; only a writer sets it.
 const CLOSED: u32 = 1 << 30;
-/// A thread may be parked on the word. Set only beside [`WRITER`], and cleared with it.
+/// A thread may be parked on the word. Set only together with [`WRITER`], and cleared with it.
 const PARKED: u32 = 1 << 29;
 /// The number of readers.
 const READERS: u32 = PARKED - 1;
@@ -51,7 +51,7 @@ impl<W: Word<u32>> RwLock<W> {
         &'a self,
         parking: &'a K,
     ) -> Option<ReadGuard<'a, K, W>> {
-        // Not a closure: without a lock, no guard must exist that would unlock.
+        // Not a closure: if the lock was not acquired, no guard must exist that would unlock it.
         if self.enter_read() { Some(ReadGuard { lock: self, parking }) } else { None }
     }
 
@@ -76,9 +76,9 @@ impl<W: Word<u32>> RwLock<W> {
     }
 
     /// Locks for writing, unless another writer has the lock or waits for it, or the lock is
-    /// closed. If readers are inside, blocks further ones and calls `goes_on` until the last has
-    /// left or it returns false; then restores the lock. So readers that always overlap do not
-    /// block the caller forever.
+    /// closed. If readers hold the lock, blocks further readers and calls `goes_on` until the last
+    /// reader has left or `goes_on` returns false; in the latter case, restores the lock. So
+    /// continuously overlapping readers do not block the caller forever.
     #[cold]
     pub(crate) fn try_write_while<'a, K: Parking<W>>(
         &'a self,
@@ -104,7 +104,7 @@ impl<W: Word<u32>> RwLock<W> {
             if goes_on() {
                 continue;
             }
-            // The last reader may leave now: then the exchange fails, and the lock is ours.
+            // If the last reader leaves now, the exchange fails and the caller has the lock.
             let left = state & READERS;
             if self.0.exchange(state, left, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                 if state & PARKED != 0 {
@@ -133,7 +133,7 @@ impl<W: Word<u32>> RwLock<W> {
     /// ([`WriteGuard::leave_locked`]).
     ///
     /// # Safety
-    /// 1. The caller left the lock locked for writing, and makes at most one guard for it.
+    /// 1. The caller left the lock locked for writing, and creates at most one guard for it.
     #[inline]
     pub(crate) unsafe fn written<'a, K: Parking<W>>(
         &'a self,
@@ -147,7 +147,7 @@ impl<W: Word<u32>> RwLock<W> {
     ///
     /// # Safety
     /// 1. The caller is one of the readers.
-    /// 2. It makes one guard for each that it has left locked.
+    /// 2. It creates only one guard for each read lock that it has left locked.
     pub(crate) unsafe fn left<'a, K: Parking<W>>(&'a self, parking: &'a K) -> ReadGuard<'a, K, W> {
         ReadGuard { lock: self, parking }
     }
@@ -155,11 +155,11 @@ impl<W: Word<u32>> RwLock<W> {
     /// Whether readers hold the lock. A closed lock gets no new readers.
     #[inline]
     pub(crate) fn has_readers(&self) -> bool {
-        // Acquire: sees the readers' work.
+        // Acquire: the caller sees the readers' accesses.
         self.0.load(Ordering::Acquire) & READERS != 0
     }
 
-    /// Whether any thread but one reader, the caller, holds the lock.
+    /// Whether any thread other than the caller, which is a reader, holds the lock.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn is_shared(&self) -> bool {
         self.0.load(Ordering::Relaxed) != 1
@@ -183,8 +183,8 @@ impl<W: Word<u32>> RwLock<W> {
         false
     }
 
-    /// Locks for writing when that requires waiting. `wait` is called repeatedly, with the
-    /// condition that blocks.
+    /// Acquires the lock for writing when this requires waiting. `wait` is called repeatedly with
+    /// the condition that blocks.
     #[cold]
     fn write_after(&self, mut wait: impl FnMut(fn(u32) -> bool)) {
         loop {
@@ -214,7 +214,7 @@ impl RwLock {
         platform: &P,
         work: impl FnOnce() -> R,
     ) -> R {
-        // The holder must not be preempted by a spinning waiter on the same CPU.
+        // A waiter that spins on the same CPU must not preempt the holder.
         platform.enter_read();
         while !self.enter_read() {
             platform.relax();
@@ -226,8 +226,8 @@ impl RwLock {
         result
     }
 
-    /// Like [`RwLock::with_read_spinning`], for writing. A lock that is taken by these two
-    /// functions is never taken by others.
+    /// Like [`RwLock::with_read_spinning`], for writing. A lock that is acquired by these two
+    /// functions is acquired by no others.
     #[inline]
     pub(crate) fn with_write_spinning<P: Platform, R>(
         &self,
@@ -258,8 +258,8 @@ impl<K: Parking<W>, W: Word<u32>> Drop for ReadGuard<'_, K, W> {
     fn drop(&mut self) {
         let word = &self.lock.0;
         let before = word.sub(1, Ordering::Release);
-        // The bit stays, for the writer to clear: after the last reader has left, the writer may
-        // lock, unlock, and free the lock before we could access it again.
+        // The writer clears the bit. After the last reader has left, the writer may lock, unlock,
+        // and free the lock before this thread could access it again.
         if before & (PARKED | READERS) == PARKED | 1 {
             self.parking.unpark(word);
         }
@@ -267,7 +267,7 @@ impl<K: Parking<W>, W: Word<u32>> Drop for ReadGuard<'_, K, W> {
 }
 
 impl<K: Parking<W>, W: Word<u32>> ReadGuard<'_, K, W> {
-    /// Leaves the lock locked; [`RwLock::left`] makes another guard of it.
+    /// Leaves the lock locked; [`RwLock::left`] restores a guard.
     pub(crate) fn leave_locked(self) {
         core::mem::forget(self);
     }
@@ -281,14 +281,14 @@ pub(crate) struct WriteGuard<'a, K: Parking<W>, W: Word<u32> = AtomicU32> {
 }
 
 impl<K: Parking<W>, W: Word<u32>> WriteGuard<'_, K, W> {
-    /// Closes the lock, which stays locked forever: later attempts see that it guards nothing any
-    /// more.
+    /// Closes the lock, which remains locked forever: later attempts see that it no longer guards
+    /// anything.
     pub(crate) fn close(self) {
         self.lock.0.set(CLOSED, Ordering::Release);
         core::mem::forget(self);
     }
 
-    /// Leaves the lock locked; [`RwLock::written`] makes another guard of it.
+    /// Leaves the lock locked; [`RwLock::written`] restores a guard.
     #[inline]
     pub(crate) fn leave_locked(self) {
         core::mem::forget(self);

@@ -1,4 +1,4 @@
-//! The index, case by case, with memory running out at every point.
+//! Tests of the index, with memory running out at every point.
 
 mod model;
 mod swapped;
@@ -26,7 +26,7 @@ impl World {
         Self { index: PageIndex::new(), slab: Slab::new(), frames }
     }
 
-    /// The index, and the source of its nodes.
+    /// The index and the source of its nodes.
     fn parts(&mut self) -> (&mut PageIndex, Nodes<'_, Machine>) {
         // SAFETY: 1. a world has one index, one slab and one allocator.
         let nodes = unsafe { Nodes::new(&self.slab, &self.frames) };
@@ -296,7 +296,7 @@ fn dirty_pages_are_found_without_clean_ones() {
     assert!(steps <= 60, "{steps} steps to clean three nodes");
     assert!(world.index.check());
     assert_eq!(dirty(&mut world.index, 0), None);
-    // Removed pages take their marks along, up to a root that becomes lower.
+    // The marks of removed pages are removed as well, up to a root that moves to a lower level.
     world.index.set_flags(0, 1, PageFlags::DIRTY);
     world.index.set_flags(count - 64, 64, PageFlags::DIRTY);
     while world.take(64, u64::MAX).is_some() {

@@ -1,4 +1,4 @@
-//! The index compared with a map of the standard library, through any sequence of steps.
+//! The index compared with a standard library map through arbitrary sequences of steps.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -9,9 +9,9 @@ use super::*;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Writes the absent ones of the pages, in frames that begin with the second number.
+    /// Inserts the absent pages of the range, in frames that begin with the second number.
     Set(u64, u32, u32),
-    /// Like `Set`, but with this many allocations left.
+    /// Like `Set`, but only this many allocations succeed.
     SetWithout(u64, u32, u32, u64),
     /// Prepares pages and prunes them again.
     Abandon(u64, u32),
@@ -50,7 +50,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// An index, and its expected content.
+/// An index and its expected content.
 struct Pair {
     world: World,
     model: BTreeMap<u64, Slot>,
@@ -74,7 +74,7 @@ impl Pair {
         Some(IndexRun { page, frame: *frame, count: 1 + (1..).take_while(follows).count() as u32 })
     }
 
-    /// Writes the absent pages among `count` from `first` on, which are prepared.
+    /// Inserts the absent pages among `count` from `first` on, which are prepared.
     fn set(&mut self, first: u64, frame: u32, count: u32) {
         let mut n = 0;
         while n < count {

@@ -17,7 +17,7 @@ enum Place {
 enum Turn {
     /// Adds the absent pages.
     Add(u64, u32, u32),
-    /// Swaps out the first run of the range, to slots from a number on.
+    /// Swaps out the first run of the range, to slots from a given number on.
     Out(u64, u64, u64),
     /// Swaps in the first run of the range.
     In(u64, u64, u32),
@@ -51,7 +51,7 @@ struct Both {
     shadows: BTreeMap<u64, u32>,
 }
 
-/// The pages of the node of level 0 that has the page's slot.
+/// The pages of the node of level 0 that contains the page's slot.
 fn neighbors(page: u64) -> core::ops::Range<u64> {
     page / 64 * 64..page / 64 * 64 + 64
 }
@@ -130,7 +130,7 @@ impl Both {
         }
     }
 
-    /// A shadow ends when its page comes back, and with the last of its neighbors.
+    /// A shadow is lost when its page comes back, and with the last page of its node.
     fn compare_shadows(&mut self) {
         let Self { world, model, shadows } = self;
         shadows.retain(|page, _| {
