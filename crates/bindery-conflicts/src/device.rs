@@ -16,13 +16,13 @@ pub struct Copies {
     start: NonNull<u8>,
 }
 
-// SAFETY: it only holds the address of memory that is never freed.
+// SAFETY: `Copies` holds only the address of memory that is never freed.
 unsafe impl Send for Copies {}
 // SAFETY: as above; the core has at most one transfer of a slot at a time.
 unsafe impl Sync for Copies {}
 
 impl Copies {
-    /// A device whose slots are all free. It is never freed.
+    /// A device whose slots are all free; the device itself is leaked.
     pub fn leaked() -> &'static Self {
         let slots = Vec::leak(vec![0_u8; SLOTS * PAGE_SIZE as usize]);
         Box::leak(Box::new(Self { start: NonNull::from(slots).cast() }))
@@ -43,7 +43,7 @@ impl SwapDevice<TwoCpus> for Copies {
         let frames = memory.platform().direct_map(request.frame());
         let first = request.slot() as usize * PAGE_SIZE as usize;
         assert!(first + bytes <= SLOTS * PAGE_SIZE as usize);
-        // SAFETY: the slots were tested; the frames are the device's until the request is complete.
+        // SAFETY: the slots were tested; the device owns the frames until the request completes.
         unsafe {
             let slots = self.start.add(first);
             match request.operation() {

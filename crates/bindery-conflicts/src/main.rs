@@ -40,7 +40,7 @@ use operations::{OPERATIONS, Operation};
 use platform::{Apart, FRAMES, TwoCpus};
 use side::{Areas, MIB, Side, Space};
 
-/// Repetitions that fill caches; their figures are not used.
+/// Warm-up repetitions, which fill caches; their figures are discarded.
 const WARM: u64 = 10;
 /// Repetitions whose figures are used.
 const COUNTED: u64 = 50;
@@ -63,8 +63,8 @@ fn main() {
     }
 }
 
-/// The memory of the machine: base pages, unless a program requests others, as in the measurement
-/// of Linux.
+/// The memory of the machine. It uses base pages unless a program requests others, as in the Linux
+/// measurement.
 fn memory() -> &'static Memory<TwoCpus> {
     // SAFETY: the frames are the machine's, and no other code uses them.
     let memory = unsafe { Memory::new(TwoCpus::new(), &[FRAMES]) };
@@ -93,8 +93,8 @@ fn run_all(
     has_own_spaces: bool,
     readers: bool,
 ) {
-    // Two are created in any case, far apart: the address of a space decides which lines it shares
-    // with its neighbors.
+    // Both spaces are created in any case, far apart, because the address of a space determines
+    // which lines it shares with its neighbors.
     let spaces = [(); 2].map(|()| {
         let space = Space::new(memory, SpaceOptions::default()).expect("memory is free");
         Box::new(Apart(space))
@@ -102,8 +102,8 @@ fn run_all(
     for space in &spaces {
         report_region("AddressSpace", &space.0);
     }
-    // One CPU freed the frames of the earlier spaces. Without this, both CPUs would get runs that
-    // end within a line of the frames' metadata.
+    // One CPU freed the frames of the earlier spaces. Without this call, both CPUs would allocate
+    // runs that end within a line of the frame metadata.
     memory.collect();
     let sides = [0, 1].map(|number: u64| Side {
         number,

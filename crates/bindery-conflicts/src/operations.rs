@@ -10,9 +10,9 @@ type Step = fn(&Side<'_>, u64);
 
 /// An operation of both sides. Only `run` is inside the marks.
 pub struct Operation {
-    /// Its name in the table.
+    /// The operation's name in the table.
     pub name: &'static str,
-    /// Whether it needs an address space for each side.
+    /// Whether the operation needs an address space for each side.
     pub needs_own_spaces: bool,
     /// Before the first repetition.
     pub start: Step,
@@ -41,8 +41,8 @@ impl Operation {
         }
     }
 
-    /// An operation on the piece of 64 KiB, whose pages were all written. A neighboring page keeps
-    /// its table.
+    /// An operation on the 64 KiB piece, whose pages were all written. A neighboring page keeps the
+    /// piece's table allocated.
     const fn on_filled_piece(name: &'static str, run: Step) -> Self {
         Self {
             start: |side, _| side.keep_table(),
@@ -83,7 +83,7 @@ fn unmap_common(side: &Side<'_>, _: u64) {
     }
 }
 
-/// Maps the common addresses, and touches the last pages of the first two tables.
+/// Maps the common addresses and touches the last pages of the first two tables.
 fn map_common(side: &Side<'_>, _: u64) {
     if side.is_in_charge() {
         side.map(COMMON, 8 * MIB);
@@ -263,7 +263,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation {
         start: |side, _| side.space.set_break_start(VirtAddr(0x2000_0000_0000)),
         before: |side, _| side.result.set(side.space.set_break(VirtAddr(0)).0),
-        // Each side extends the heap beyond the end that the other has left.
+        // Each side extends the heap beyond the end that the other side set.
         run: |side, _| {
             let pieces = if side.has_own_space { 1 } else { side.number + 1 };
             side.space.set_break(VirtAddr(side.result.get() + pieces * 64 * KIB));

@@ -1,4 +1,5 @@
-//! A machine of two CPUs that share nothing but memory: each line of conflict is the core's.
+//! A machine of two CPUs that share nothing except memory, so each conflicting line belongs to the
+//! core.
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::cell::Cell;
@@ -15,12 +16,12 @@ use bindery::{FrameRange, Platform};
 /// 2 MiB, and each CPU may keep a block of that size.
 pub const FRAMES: FrameRange = FrameRange { first: Frame(0x8_0000), count: 288 << 8 };
 
-/// Data on lines of its own: a CPU fetches lines in pairs.
+/// Data in its own pair of cache lines, since a CPU fetches lines in pairs.
 #[repr(align(128))]
 pub struct Apart<T>(pub T);
 
 /// The number of completed steps. The CPUs alternate, and no read section lasts longer than a step,
-/// so this number tells which grace periods have passed. It changes only between the operations.
+/// so the number shows which grace periods have passed. It changes only between operations.
 static STEPS: Apart<AtomicU64> = Apart(AtomicU64::new(0));
 /// Whether the other CPU counts as a reader until the end of its next step.
 static READERS: Apart<AtomicBool> = Apart(AtomicBool::new(false));
@@ -39,8 +40,8 @@ pub fn end_step() {
     STEPS.0.fetch_add(1, Ordering::AcqRel);
 }
 
-/// Decides whether the other CPU is a reader until the end of its next step. If not, every grace
-/// period is over at once.
+/// Sets whether the other CPU counts as a reader until the end of its next step. If it does not,
+/// every grace period ends at once.
 pub fn set_readers(readers: bool) {
     READERS.0.store(readers, Ordering::Relaxed);
 }
@@ -51,7 +52,7 @@ pub struct TwoCpus {
     start: NonNull<u8>,
 }
 
-// SAFETY: it only holds the address of memory that is never freed.
+// SAFETY: `TwoCpus` holds only the address of memory that is never freed.
 unsafe impl Send for TwoCpus {}
 // SAFETY: as above.
 unsafe impl Sync for TwoCpus {}
@@ -74,8 +75,9 @@ impl TwoCpus {
 }
 
 // SAFETY: 1. each frame is 4,096 bytes of one allocation, which is never freed. 2. No code runs by
-// the tables, so no TLB holds a translation. 3. Steps alternate and a section ends in its step: at
-// most one is open, the caller's own. 4. A thread is CPU 0 or 1. 5. The kernel has no root.
+// the tables, so no TLB holds a translation. 3. Steps alternate and a section ends in its step, so
+// at most one section is open, the caller's own. 4. A thread is CPU 0 or 1. 5. The kernel has no
+// root.
 unsafe impl Platform for TwoCpus {
     type Arch = X86_64<4>;
     type Mutex = SpinLock;
@@ -122,7 +124,7 @@ unsafe impl Platform for TwoCpus {
     fn synchronize(&self) {}
 
     fn grace_period(&self) -> GracePeriod {
-        // The caller's step, and the next one of the other CPU.
+        // The caller's step and the other CPU's next step must complete.
         GracePeriod(STEPS.0.load(Ordering::Acquire) + 2)
     }
 

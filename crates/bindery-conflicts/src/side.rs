@@ -22,7 +22,7 @@ pub const GIB: u64 = 1 << 30;
 /// Addresses that both sides use. They end with the last address of a table.
 pub const COMMON: u64 = 0x3000_0000_0000;
 
-/// The two areas of swap, one of which receives pages.
+/// The two swap areas; only one receives pages.
 pub struct Areas {
     /// On a device without a queue.
     pub device: SwapArea,
@@ -48,13 +48,13 @@ impl Areas {
 pub struct Side<'a> {
     /// 0 or 1.
     pub number: u64,
-    /// Its address space, which the other side may share.
+    /// The side's address space, which the other side may share.
     pub space: &'a Space,
     /// Whether the other side has another address space.
     pub has_own_space: bool,
     /// Shared memory of both sides.
     pub object: &'a Object<'static, TwoCpus>,
-    /// The areas of swap.
+    /// The swap areas.
     pub areas: &'a Areas,
     /// The address that the operation returned.
     pub result: Cell<u64>,
@@ -63,7 +63,8 @@ pub struct Side<'a> {
 }
 
 impl Side<'_> {
-    /// The start of the addresses that only this side uses. No table of theirs is shared.
+    /// The start of the addresses that only this side uses. The sides share none of the tables for
+    /// these addresses.
     pub fn own(&self) -> u64 {
         0x1000_0000_0000 + self.number * 64 * GIB
     }
@@ -73,8 +74,8 @@ impl Side<'_> {
         self.own() + 128 * KIB
     }
 
-    /// Whether this side prepares and removes shared mappings: in a common address space only one
-    /// side does.
+    /// Whether this side prepares and removes shared mappings. In a common address space only one
+    /// side is in charge.
     pub fn is_in_charge(&self) -> bool {
         self.has_own_space || self.number == 0
     }
@@ -113,7 +114,7 @@ impl Side<'_> {
         self.space.madvise(VirtAddr(self.piece()), 64 * KIB, advice).expect("the range is mapped");
     }
 
-    /// Maps and touches a page of the table of the piece, so that the table stays.
+    /// Maps and touches another page under the piece's table, so that the table is not freed.
     pub fn keep_table(&self) {
         self.map(self.own(), PAGE_SIZE);
         self.touch(self.own());
@@ -124,7 +125,7 @@ impl Side<'_> {
         self.map(self.piece(), 64 * KIB);
     }
 
-    /// Maps the piece, and writes to each page.
+    /// Maps the piece and writes to each page.
     pub fn fill_piece(&self) {
         self.map_piece();
         self.touch_all(self.piece(), 64 * KIB);
@@ -143,7 +144,7 @@ impl Side<'_> {
         }
     }
 
-    /// 2 MiB that a large folio may fill, not in the table of the piece.
+    /// 2 MiB that a large folio may fill, outside the piece's table.
     pub fn huge(&self) -> u64 {
         self.own() + 4 * MIB
     }

@@ -9,7 +9,7 @@
 //! new      | a b c d | ...              registered for missing pages
 //! ```
 //!
-//! A thread that accesses an absent page waits; the compactor reads its message, and serves that
+//! A thread that accesses an absent page waits; the compactor reads its message and serves that
 //! range first. COPY copies a buffer to new pages. MOVE moves the buffer's pages themselves; the
 //! next buffer is a part of the old heap without live objects.
 //!
@@ -39,7 +39,7 @@ const LIVE: u64 = 16_384;
 const THREADS: u64 = 2;
 const ACCESSES: u64 = 20_000;
 
-/// The way of objects to their new place.
+/// How objects reach their new place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Manner {
     Copy,
@@ -74,7 +74,7 @@ struct Compactor<'a, 'm> {
 }
 
 impl Compactor<'_, '_> {
-    /// Serves all ranges in order, but first those that a thread waits for.
+    /// Serves all ranges in order, except that ranges for which a thread waits come first.
     fn compact(&mut self) {
         for range in 0..self.served.len() {
             while let Some(message) = self.userfault.try_read() {

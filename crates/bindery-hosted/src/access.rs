@@ -1,6 +1,6 @@
 //! Accesses of programs and of the kernel: load, store, fetch. Each access is made on the CPU of
 //! the calling thread, page by page, through its MMU. If the MMU refuses an access of a program, a
-//! fault handler is called, and the access is tried again; a refused access of the kernel ends.
+//! fault handler is called and the access is retried; a refused kernel access fails.
 //!
 //! A translation to no memory leads to a bus without a device: loads read all ones, stores are
 //! lost. (Only memory types for devices may lead there.)
@@ -15,16 +15,16 @@ use crate::violation::Place;
 
 /// The number of times that one page may fault in one access. A resolved fault recurs once if the
 /// TLB holds an older entry, and whenever another CPU revokes the permission before the access uses
-/// it. A CPU that does nothing else has revoked a page ten times in a row. The bound is far above
-/// that; a fault handler that resolves nothing still reaches it.
+/// it. A CPU that only revokes permissions has been seen to revoke a page ten times in a row. The
+/// bound is far higher; a fault handler that resolves nothing still reaches the bound.
 const FAULTS_PER_PAGE: u32 = 500;
 
 /// The place of a piece of an access in memory: a frame and an offset in it.
 type At = (Frame, usize);
 
 impl<A: Walk> Machine<A> {
-    /// Translates like the MMU of the calling thread's CPU in user mode, with all effects of an
-    /// access (accessed, dirty, TLB) but without the access itself.
+    /// Translates like the calling thread's CPU in user mode, with all effects of an access
+    /// (accessed, dirty, TLB) but without the access itself.
     pub fn translate(
         &self,
         root: Frame,
@@ -189,8 +189,9 @@ impl<A: Walk> Machine<A> {
         self.each_page(root, at, 1, access, on_fault, |_, _, _, _| {})
     }
 
-    /// Cuts an access at page boundaries and makes each piece. `work` gets the place in memory
-    /// (`None` without memory), the bytes done before and the length of the piece.
+    /// Splits an access at page boundaries and performs each piece. `work` gets the place in memory
+    /// (`None` without memory), the number of bytes already transferred and the length of the
+    /// piece.
     fn each_page<E>(
         &self,
         root: Frame,
@@ -226,7 +227,7 @@ impl<A: Walk> Machine<A> {
         Ok(())
     }
 
-    /// Compares the content that a program's fetch sees with memory.
+    /// Compares memory with the content that a program's fetch sees.
     fn fetched(&self, root: Frame, addr: VirtAddr, leaf: &Translation) {
         let frame = leaf.translate(addr.0).0 / PAGE_SIZE;
         if self.direct_map.holds(frame, 1) {
@@ -300,7 +301,7 @@ mod tests {
             let (begun, finished) = (Barrier::new(2), AtomicBool::new(false));
             let slow_store = |_: &DirectMap, _: &Translation| {
                 begun.wait();
-                // A thread that does not wait for this access is done by then.
+                // A thread that does not wait for this access has finished by then.
                 (0..10_000).for_each(|_| thread::yield_now());
                 finished.store(true, Ordering::SeqCst);
             };

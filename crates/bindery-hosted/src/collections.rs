@@ -1,4 +1,4 @@
-//! Frames that the embedder keeps for later, and frees on request.
+//! Frames that the embedder caches and frees on request.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ impl Collections {
         *self.collect.lock().unwrap_or_else(PoisonError::into_inner) = Some(collect.into());
     }
 
-    /// The call is made without the lock: it may free frames, which calls the machine.
+    /// The callback runs without the lock because it may free frames and so call the machine.
     pub(crate) fn collect(&self) {
         let known = self.collect.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(collect) = known {

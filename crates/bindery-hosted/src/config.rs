@@ -47,8 +47,8 @@ pub enum Contents {
     /// Zeroes: tables may be written by hand.
     Zeroes,
     /// Arbitrary, as on hardware: the core must not rely on zeroes. Up to 64 MiB may be the content
-    /// of an earlier machine, which the host need not clear: that saves a third of the time of a
-    /// test of a few calls.
+    /// of an earlier machine, so the host need not clear it. In a test of a few calls, this saves a
+    /// third of the time.
     Anything,
 }
 

@@ -46,8 +46,8 @@ pub enum BrokenControl {
 }
 
 impl BrokenControl {
-    /// The access as which a refused kernel access is tried again, if the broken bit would have
-    /// refused it.
+    /// The access to try instead of a refused kernel access, if only the broken control bit,
+    /// correctly set, would cause the refusal.
     pub(crate) fn passes_for(self, access: Access) -> Option<Access> {
         let Access { kind, mode } = access;
         if mode == Mode::User {
@@ -103,7 +103,7 @@ impl BrokenControl {
         }
     }
 
-    /// Whether the MMU leaves it to software to record this use.
+    /// Whether the MMU leaves recording this use to software.
     pub(crate) fn refuses_to_record(self, found: &Translation, access: Access) -> bool {
         match self {
             Self::HardwareAccessed => !found.accessed,

@@ -1,13 +1,12 @@
 //! CPUs are threads.
 //!
 //! [`Seats::bind`] puts a thread on a CPU until the guard is dropped. An unbound thread is CPU 0
-//! whenever it uses the machine: it takes the seat for the duration of one read section or one
-//! access. Two threads on one CPU at the same time are an error of the program around the machine,
-//! and panic.
+//! whenever it uses the machine. It occupies the seat for one read section or one access. Two
+//! threads on one CPU at the same time are an error in the surrounding program and cause a panic.
 //!
-//! The machine has a clock that advances when a grace period begins. Each seat has the time at
-//! which its thread entered its current read section, or 0. A grace period is over when no seat has
-//! a time before its own.
+//! The machine has a clock that advances when a grace period begins. Each seat holds the time at
+//! which its thread entered its current read section, or 0. A grace period is over when no seat
+//! holds a time before the start of the grace period.
 //!
 //! ```text
 //! clock      7   | 8 (grace period 8 begins)
@@ -17,10 +16,9 @@
 //!
 //! # Machines whose CPUs are busy
 //! While at most one thread is bound, every check whether a grace period is over reads all seats,
-//! and the answer is exact. With more threads that would cost each of them the cache lines of all
-//! others. So then a question reads one number, the last time that has passed. Every
-//! [`QUESTIONS`]th question of a CPU that is answered by no looks at the seats, and advances the
-//! number for all CPUs.
+//! and the answer is exact. With more threads, each check would fetch the cache lines of all other
+//! seats. So a check then reads only one number, the latest time that has passed. Every
+//! [`QUESTIONS`]th negative check of a CPU reads the seats and advances the number for all CPUs.
 
 use std::cell::{Cell, RefCell};
 use std::hint;
@@ -30,8 +28,8 @@ use std::thread;
 
 use bindery::platform::{Cpu, GracePeriod};
 
-/// Rounds that a waiter spins before it yields to another thread: the host may have preempted the
-/// lock's holder.
+/// Rounds that a waiter spins before it yields to another thread, since the host may have preempted
+/// the lock's holder.
 const SPINS: u32 = 64;
 
 /// A number that no thread has.
@@ -40,15 +38,15 @@ const NOBODY: u64 = 0;
 /// With several bound threads, a CPU reads all seats once in this number of checks.
 const QUESTIONS: u32 = 8;
 
-/// The time of a seat outside of read sections. The clock begins above.
+/// The time of a seat outside of read sections. The clock starts above this value.
 const OUTSIDE: u64 = 0;
 
-/// The place of this thread on the machine that it used last.
+/// The seat of this thread on the machine that it used last.
 #[derive(Clone, Copy)]
 struct Here {
     machine: u64,
     cpu: Cpu,
-    /// The thread is bound, so that the seat is its own until the guard is dropped.
+    /// The thread is bound: it owns the seat until the guard is dropped.
     bound: bool,
 }
 
@@ -75,7 +73,7 @@ fn thread_number() -> u64 {
 #[repr(align(128))]
 #[derive(Debug, Default)]
 struct Seat {
-    /// The thread on it.
+    /// The thread that occupies the seat.
     owner: AtomicU64,
     /// The nesting depth of read sections. Only the owner uses it.
     depth: AtomicU32,
@@ -83,7 +81,8 @@ struct Seat {
     section: AtomicU64,
     /// The number of `is_over` calls of its thread that returned false.
     questions: AtomicU32,
-    /// The work of its calls since it was last set to 0, and the allowed maximum; 0 for no limit.
+    /// The work of the CPU's calls since the count was last reset to 0, and the allowed maximum; 0
+    /// for no limit.
     #[cfg(feature = "measure")]
     work: AtomicU64,
     #[cfg(feature = "measure")]
@@ -192,7 +191,7 @@ impl Seats {
             && seat.depth.load(Ordering::Relaxed) > 0
     }
 
-    /// Gives this thread the seat while the guard lives.
+    /// Reserves the seat for this thread while the guard lives.
     #[inline]
     pub(crate) fn occupy(&self) -> Occupied<'_> {
         let here = self.here();
@@ -217,7 +216,8 @@ impl Seats {
         std::mem::forget(occupied);
         seat.depth.store(depth + 1, Ordering::Relaxed);
         if depth == 0 {
-            // Acquire: a thread that sees a grace period's time sees what was unlinked before it.
+            // Acquire: a thread that sees the time of a grace period also sees every unlink before
+            // it.
             announce(&seat.section, self.clock.now.load(Ordering::Acquire));
         }
     }
@@ -269,14 +269,14 @@ impl Seats {
         fence(Ordering::SeqCst);
     }
 
-    /// Advances the clock, and returns the new time: that of a grace period that begins.
+    /// Advances the clock and returns the new time, at which a grace period begins.
     ///
     /// If a section is entered at the same time, either its seat shows an earlier time to the
     /// caller, or it sees everything that the caller has unlinked. The fence pairs with the one in
     /// `announce`:
     /// 1. CPU A reads the clock;
     /// 2. CPU B unlinks a VMA, advances the clock, and finds CPU A's seat outside;
-    /// 3. CPU A announces the old time, and then, after its fence, does not find the VMA any more.
+    /// 3. CPU A announces the old time, and then, after its fence, no longer finds the VMA.
     #[inline]
     fn advance_clock(&self) -> u64 {
         let now = self.clock.now.fetch_add(1, Ordering::SeqCst) + 1;
@@ -284,13 +284,13 @@ impl Seats {
         now
     }
 
-    /// Begins a grace period: if other threads are bound, the one that begins with the clock's next
-    /// advance.
+    /// Begins a grace period. If other threads are bound, it is the one that begins at the clock's
+    /// next advance.
     #[inline]
     pub(crate) fn grace_period(&self) -> GracePeriod {
         if self.is_busy() {
-            // The caller has unlinked before it reads the clock. The fence pairs with those of the
-            // CPU that advances the clock and of the one that enters a section.
+            // The caller's unlink precedes its read of the clock. The fence pairs with the fences
+            // of the CPU that advances the clock and of the CPU that enters a section.
             fence(Ordering::SeqCst);
             GracePeriod(self.clock.now.load(Ordering::SeqCst) + 1)
         } else {
@@ -298,8 +298,8 @@ impl Seats {
         }
     }
 
-    /// Whether all sections have ended that existed when the grace period began. With several bound
-    /// threads it may be known later.
+    /// Whether all sections that existed when the grace period began have ended. With several bound
+    /// threads, the answer may turn true later than the last section ends.
     #[inline]
     pub(crate) fn is_over(&self, period: GracePeriod) -> bool {
         assert!(
@@ -322,18 +322,18 @@ impl Seats {
         self.clock.bound.load(Ordering::Relaxed) > 1
     }
 
-    /// Counts a check. Returns whether it is the caller's turn to read the seats.
+    /// Counts a check. Returns whether the caller must read the seats this time.
     #[inline]
     fn is_to_look(&self) -> bool {
         let questions = &self.seat(self.cpu()).questions;
-        // A thread that is not bound has no seat for itself: a lost count does no harm.
+        // An unbound thread shares its seat, so an addition may be lost, which is harmless.
         let number = questions.load(Ordering::Relaxed).wrapping_add(1);
         questions.store(number, Ordering::Relaxed);
         number.is_multiple_of(QUESTIONS)
     }
 
-    /// Checks whether the latest grace period has passed, and records it. Begins one if that was
-    /// known already.
+    /// Checks whether the latest grace period has passed and records the result. If it was already
+    /// known to have passed, begins another.
     #[cold]
     fn look_at_seats(&self) -> bool {
         let now = self.clock.now.load(Ordering::SeqCst);
@@ -362,14 +362,14 @@ impl Seat {
         work
     }
 
-    /// Counts a read section, before it is announced: no other CPU waits for a thread that panics
+    /// Counts a read section before it is announced, so no other CPU waits for a thread that panics
     /// here.
     #[cfg(feature = "measure")]
     #[inline]
     fn count_section(&self) {
         let (work, most) = (self.add_work(1), self.most_work.load(Ordering::Relaxed));
         if work > most && most > 0 {
-            // Only once: unwinding enters read sections too.
+            // Panics only once, since unwinding enters read sections too.
             self.most_work.store(0, Ordering::Relaxed);
             panic!("a call looked at more than {most} entries");
         }
@@ -410,7 +410,7 @@ pub(crate) fn relax() {
     }
 }
 
-/// The seat is this thread's while the guard lives.
+/// This thread owns the seat while the guard lives.
 pub(crate) struct Occupied<'a> {
     seat: &'a Seat,
     cpu: Cpu,
@@ -464,7 +464,7 @@ impl Drop for OnCpu<'_> {
             }
             seat.owner.store(NOBODY, Ordering::Release);
         }
-        // The next use looks the binding up again.
+        // The next use looks up the binding again.
         HERE.set(Here { machine: 0, cpu: Cpu(0), bound: false });
     }
 }

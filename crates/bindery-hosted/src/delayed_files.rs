@@ -11,14 +11,14 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{Machine, MemoryFiles, Walk};
 
-/// A request that a [`DelayedFiles`] has.
+/// A request that a [`DelayedFiles`] holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Asked {
     /// The first page.
     pub first: u64,
     /// The number of pages.
     pub pages: u64,
-    /// Whether no thread waits for them.
+    /// Whether the pages are readahead, for which no thread waits.
     pub ahead: bool,
 }
 
@@ -51,7 +51,7 @@ enum Served {
 impl Requests {
     /// Takes some request.
     fn take_any(&mut self) -> Option<Served> {
-        // In no order.
+        // Picks requests in no particular order.
         self.served += 7;
         let chosen = self.served;
         let (reads, writes) = (self.reads.len(), self.writes.len());
@@ -74,7 +74,7 @@ impl Requests {
     }
 }
 
-/// Takes the first request that `is_it` chooses.
+/// Removes and returns the first request that `is_it` chooses.
 fn take<T>(kept: &mut VecDeque<(Asked, T)>, is_it: &impl Fn(&Asked) -> bool) -> Option<T> {
     let at = kept.iter().position(|(asked, _)| is_it(asked))?;
     kept.remove(at).map(|(_, kept)| kept)
@@ -103,8 +103,8 @@ impl DelayedFiles {
         self.requests.lock().keeps_reads = keeps;
     }
 
-    /// Answers kept requests, each after a pause and in no order, until [`DelayedFiles::stop`]. Any
-    /// number of threads may do this.
+    /// Answers kept requests, each after a pause and in no particular order, until
+    /// [`DelayedFiles::stop`]. Any number of threads may serve requests.
     pub fn serve<A: Walk>(&self, memory: &Memory<Machine<A>>, pause: Duration) {
         loop {
             let served = {
@@ -154,7 +154,7 @@ impl DelayedFiles {
         self.requests.lock().log.clone()
     }
 
-    /// Waits until there is a read that `is_it` chooses, and takes the first of them.
+    /// Waits until a read that `is_it` chooses is kept, and takes the first such read.
     pub fn take(&self, is_it: impl Fn(&Asked) -> bool) -> KeptRead {
         let mut requests = self.requests.lock();
         loop {
@@ -235,8 +235,7 @@ impl DelayedFiles {
         }
     }
 
-    /// Answers the reads and writes that are kept as a device that works does. Returns their
-    /// number.
+    /// Answers all kept reads and writes successfully. Returns their number.
     pub fn answer_all<A: Walk>(&self, memory: &Memory<Machine<A>>) -> usize {
         let (reads, writes) = {
             let mut requests = self.requests.lock();

@@ -16,7 +16,7 @@ struct File {
 }
 
 impl File {
-    /// The page, which is made if absent.
+    /// The page, which is created if absent.
     fn page(&mut self, number: u64) -> &mut [u8; PAGE] {
         self.pages.entry(number).or_insert_with(|| Box::new([0; PAGE]))
     }
@@ -66,13 +66,13 @@ impl File {
 pub struct PagerCounts {
     /// Calls of [`Pager::read`].
     pub reads: u64,
-    /// Pages that they requested.
+    /// Pages that those calls requested.
     pub pages_read: u64,
     /// Calls of [`Pager::write`].
     pub writes: u64,
-    /// Pages that they stored, including partial ones.
+    /// Pages that those calls stored, including partial ones.
     pub pages_written: u64,
-    /// Pieces in which these came.
+    /// Pieces in which the stored pages were passed.
     pub pieces_written: u64,
     /// Calls of [`Pager::removed`].
     pub removed: u64,
@@ -135,7 +135,7 @@ impl Pager for MemoryFiles {
         let mut counts = self.counts.lock();
         counts.reads += 1;
         counts.pages_read += into.length() as u64 / PAGE_SIZE;
-        // A file without content: nothing is appended, so it reads as zeroes.
+        // A file without content gets nothing appended, so it reads as zeroes.
         let Some(file) = files.get(&file) else { return Ok(()) };
         let mut offset = first_page * PAGE_SIZE;
         while into.left() > 0 {

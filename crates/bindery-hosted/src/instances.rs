@@ -1,9 +1,9 @@
 //! The core's public functions, compiled for the machines of this crate.
 //!
 //! A generic function is compiled in the crate that instantiates it. Up to `opt-level` 1 the
-//! compiler takes an existing instance of a crate below instead ("share generics"). So the program
-//! and the tests find the core ready, and compile only their own code. A function that is missing
-//! here is compiled by each program that calls it: that costs only time.
+//! compiler reuses an existing instance from an upstream crate instead ("share generics"). So the
+//! program and the tests reuse the compiled core and compile only their own code. A function that
+//! is missing here is compiled by each program that calls it, which costs only time.
 
 use std::hint::black_box;
 
@@ -15,7 +15,7 @@ use bindery::{
 
 use crate::Machine;
 
-/// Refers to functions of types. Their address must be taken, or nothing is compiled.
+/// Refers to functions of types. The macro must take their addresses, or nothing is compiled.
 macro_rules! functions {
     ($($owner:ty { $($function:ident)* })*) => {
         $($(black_box(<$owner>::$function as *const ());)*)*
@@ -71,7 +71,7 @@ pub fn core_for<P: Platform + 'static>() {
     }
 }
 
-/// Compiles the core for all machines with real architectures. A call of it does nothing.
+/// Compiles the core for all machines with real architectures. Calling this function has no effect.
 pub fn all() {
     core_for::<Machine<X86_64<4>>>();
     core_for::<Machine<X86_64<5>>>();

@@ -18,7 +18,7 @@ pub enum InstructionCache {
     Coherent,
     /// A fetch of user mode sees a frame as it was when it was last synchronized
     /// ([`Platform::synchronize_instructions`](bindery::Platform::synchronize_instructions)), and
-    /// nothing of one that was released since. A difference from memory is a
+    /// reads no bytes of a frame that was released since. A difference from memory is a
     /// [`Violation::StaleInstructions`]. For architectures with incoherent fetches.
     Stale,
 }

@@ -1,4 +1,4 @@
-//! [`Machine`]: memory, CPUs and MMUs put together, and the core's [`Platform`].
+//! [`Machine`]: memory, CPUs and MMUs, combined into an implementation of the core's [`Platform`].
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -27,10 +27,10 @@ use crate::stats::{Requests, Statistics};
 use crate::tlb::Tlb;
 use crate::violation::{Log, Violation};
 
-/// A machine inside this process. Clones are the same machine: one can be passed to
+/// A machine inside this process. Clones refer to the same machine, so one can be passed to
 /// `bindery::Memory` while others observe it.
 pub struct Machine<A: Walk> {
-    /// A copy of the one in `shared`, which saves an indirection.
+    /// A copy of the direct map in `shared`, which saves an indirection.
     pub(crate) direct_map: DirectMap,
     pub(crate) shared: Arc<Shared<A>>,
 }
@@ -71,7 +71,7 @@ pub(crate) struct Shared<A: Walk> {
     pub(crate) instructions: Instructions,
     /// Whether [`Machine::memory`] has passed on the frames.
     handed_over: AtomicBool,
-    /// Lives as long as any clone, and so do the pointers into it.
+    /// Lives as long as any clone, so pointers into it stay valid as long.
     memory: PhysicalMemory,
 }
 
@@ -109,9 +109,9 @@ impl<A: Walk> Machine<A> {
         Self { direct_map: shared.memory.direct_map(), shared: Arc::new(shared) }
     }
 
-    /// All frames of the machine, managed by the core; if it has several CPUs, all are online
-    /// ([`Memory::cpu_online`]). For a platform around the machine, the
-    /// caller makes a [`Memory`] of [`Machine::frames`] itself.
+    /// All frames of the machine, managed by the core; if the machine has several CPUs, all are
+    /// online ([`Memory::cpu_online`]). For a platform around the machine, the caller makes a
+    /// [`Memory`] of [`Machine::frames`] itself.
     ///
     /// # Errors
     /// [`FramesError::TooSmall`] if the frames cannot hold their own metadata.
@@ -134,7 +134,7 @@ impl<A: Walk> Machine<A> {
             let online = (0..self.cpus()).take_while(|cpu| memory.cpu_online(Cpu(*cpu)).is_ok());
             let online = online.count() as u16;
             if online < self.cpus() {
-                // Little memory: all are, or none.
+                // With little memory either all CPUs are online or none.
                 for cpu in 0..online {
                     let _was_online = memory.cpu_offline(Cpu(cpu));
                 }
@@ -143,7 +143,7 @@ impl<A: Walk> Machine<A> {
         Ok(memory)
     }
 
-    /// The machine's memory: its first frame and the number of frames. It is one range.
+    /// The machine's memory, which is one range: its first frame and the number of frames.
     pub fn frames(&self) -> (Frame, u32) {
         (self.direct_map.first(), self.direct_map.frames())
     }
@@ -171,8 +171,8 @@ impl<A: Walk> Machine<A> {
         tlbs.fold(self.shared.requests.read(), |sum, counts| sum + counts)
     }
 
-    /// Compares all entries of strict TLBs with the current tables, and reports stale ones. Call it
-    /// while no call into the core runs: during a call, TLBs may be out of date.
+    /// Compares all entries of strict TLBs with the current tables and reports stale entries. Call
+    /// it while no call into the core runs: during a call, TLBs may be out of date.
     pub fn audit(&self) {
         for tlb in &self.shared.tlbs {
             tlb.0.lock().audit(self.world());
@@ -184,7 +184,7 @@ impl<A: Walk> Machine<A> {
         self.shared.log.all()
     }
 
-    /// Like [`Machine::violations`], and clears them.
+    /// Like [`Machine::violations`], but also clears the list.
     pub fn take_violations(&self) -> Vec<Violation> {
         self.shared.log.take()
     }
@@ -207,7 +207,7 @@ impl<A: Walk> Machine<A> {
         self.shared.instructions.calls()
     }
 
-    /// Synchronizes a frame, like a program that has written code itself.
+    /// Synchronizes a frame, as a program does after it has written code.
     pub fn synchronize_program(&self, frame: Frame) {
         self.shared.instructions.synchronize(&self.direct_map, frame, 1);
     }
@@ -219,7 +219,8 @@ impl<A: Walk> Machine<A> {
 
     /// Sends a fatal signal to the running thread: [`Platform::fatal_signal`] returns false
     /// `questions` more times, and true from then on. `None` cancels it. Until then no thread
-    /// sleeps in [`Platform::park`], and sleeping threads wake up: a sleeping thread would not ask.
+    /// sleeps in [`Platform::park`], and sleeping threads wake up, because a sleeping thread would
+    /// not poll for the signal.
     pub fn fatal_signal_after(&self, questions: Option<u64>) {
         self.shared.signals.set(questions);
         self.shared.parking.interrupt(|_| true);
@@ -232,15 +233,15 @@ impl<A: Walk> Machine<A> {
     }
 
     /// Kills the thread on `cpu`: [`Platform::fatal_signal`] returns true there from now on. If
-    /// that thread is parked, it wakes up, and does not sleep in [`Platform::park`] again. Panics
-    /// if the CPU does not exist.
+    /// that thread is parked, it wakes up and never sleeps in [`Platform::park`] again. Panics if
+    /// the CPU does not exist.
     pub fn kill(&self, cpu: Cpu) {
         self.shared.signals.kill(cpu);
         self.shared.parking.interrupt(|other| other == cpu);
     }
 
-    /// The number of threads that sleep in [`Platform::park`]: the next wake-up of its word finds
-    /// each.
+    /// The number of threads that sleep in [`Platform::park`]. The next wake-up of a word finds
+    /// every thread counted on it.
     pub fn parked_threads(&self) -> u32 {
         self.shared.parking.asleep()
     }
@@ -291,16 +292,18 @@ impl<A: Walk> Machine<A> {
 //    it only on behalf of programs, of a kernel that uses its mappings, and as the MMU.
 // 2. `invalidate` and `invalidate_kernel` take the lock of each CPU's TLB, under which every access
 //    is made from translation to last byte, and remove the entries that the contract requires. A
-//    CPU's later walk synchronizes with it through the lock and so sees the entries as written.
-// 3. `Seats::synchronize` and `Seats::is_over` know every section that was announced before; see
-//    there.
+//    CPU's later walk synchronizes with the invalidation through the lock, so it sees the entries
+//    as written.
+// 3. `Seats::synchronize` and `Seats::is_over` know every section that was announced before them;
+//    see `cpu.rs`.
 // 4. `Seats` gives a thread a seat only when no other has it, and there are at most `MAX_CPUS`.
 // 5. The machine has no kernel root.
 unsafe impl<A: Walk> Platform for Machine<A> {
     type Arch = A;
     type Mutex = LockApi05<parking_lot::RawMutex>;
-    // It spins for a while before it sleeps. Pure spinning would waste a time slice of the host
-    // whenever the holder's thread is preempted; and interrupts to disable do not exist.
+    // This lock spins for a while before it sleeps. Pure spinning would waste a time slice of the
+    // host whenever the holder's thread is preempted. No interrupts exist that would need to be
+    // disabled.
     type SpinLock = LockApi05<parking_lot::RawMutex>;
 
     #[inline]
@@ -325,8 +328,8 @@ unsafe impl<A: Walk> Platform for Machine<A> {
         debug_assert!(cpus.iter().all(|cpu| cpu.0 < self.cpus()), "CPUs that do not exist");
         for cpu in (0..self.cpus()).map(Cpu).filter(|cpu| cpus.contains(*cpu)) {
             messages += u64::from(cpu != here);
-            // The sender delivers the message itself: holding the lock means having interrupted the
-            // CPU between two of its instructions.
+            // The sender handles the message itself. Holding the TLB lock corresponds to having
+            // interrupted the CPU between two instructions.
             self.tlb(cpu).lock().invalidate(self.world(), root, what);
         }
         self.shared.requests.invalidation(messages, what.range.pages());

@@ -11,9 +11,9 @@
 //! initial content.
 //!
 //! **Access to bytes.** The core writes frames through its direct map while user programs on other
-//! CPUs may read and write theirs, and the MMU changes entries concurrently. So this crate accesses
-//! the region, entries and user data alike, only by aligned 8-byte atomics; a store of fewer bytes
-//! is a compare-exchange of the word around them and never changes its neighbors.
+//! CPUs may access their own frames, and the MMU changes entries concurrently. So this crate
+//! accesses the region, entries and user data alike, only by aligned 8-byte atomics; a store of
+//! fewer bytes is a compare-exchange of the word around them and never changes its neighbors.
 
 mod spare;
 
@@ -32,7 +32,7 @@ const WORD: usize = size_of::<u64>();
 /// Owner of the region.
 #[derive(Debug)]
 pub(crate) struct PhysicalMemory {
-    /// `None` only while it is dropped.
+    /// `None` only during the drop.
     region: Option<Region>,
     contents: Contents,
     direct_map: DirectMap,
@@ -57,7 +57,7 @@ impl PhysicalMemory {
 
 impl Drop for PhysicalMemory {
     fn drop(&mut self) {
-        // The machine owns the region and is being dropped: no direct map into it is used any more.
+        // The machine owns the region and is being dropped, so no direct map into it is in use.
         if let Some(region) = self.region.take()
             && self.contents == Contents::Anything
         {
@@ -66,7 +66,7 @@ impl Drop for PhysicalMemory {
     }
 }
 
-/// The position of the region: all that is needed to reach a frame. Copied freely.
+/// The position of the region, which suffices to reach any frame. Copied freely.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DirectMap {
     start: NonNull<u8>,
@@ -153,7 +153,7 @@ impl DirectMap {
         unsafe { AtomicU64::from_ptr(self.at(frame).add(offset).cast().as_ptr()) }
     }
 
-    /// Reads bytes of `frame` from `offset`; they do not extend beyond its end.
+    /// Reads bytes of `frame` from `offset`; the bytes end inside the frame.
     pub(crate) fn read(&self, frame: Frame, offset: usize, into: &mut [u8]) {
         let cut = Cut::new(offset, into.len());
         let (head, rest) = into.split_at_mut(cut.head.len());
@@ -165,7 +165,7 @@ impl DirectMap {
         load_part(self.word(frame, cut.last), cut.tail, chunks.into_remainder());
     }
 
-    /// Writes bytes of `frame` from `offset`; they do not extend beyond its end.
+    /// Writes bytes of `frame` from `offset`; the bytes end inside the frame.
     pub(crate) fn write(&self, frame: Frame, offset: usize, from: &[u8]) {
         let cut = Cut::new(offset, from.len());
         let (head, rest) = from.split_at(cut.head.len());
@@ -177,7 +177,7 @@ impl DirectMap {
         store_part(self.word(frame, cut.last), cut.tail, |bytes| bytes.copy_from_slice(tail));
     }
 
-    /// Fills `len` bytes of `frame` from `offset` with `byte`; they do not extend beyond its end.
+    /// Fills `len` bytes of `frame` from `offset` with `byte`; the bytes end inside the frame.
     pub(crate) fn fill(&self, frame: Frame, offset: usize, len: usize, byte: u8) {
         let cut = Cut::new(offset, len);
         store_part(self.word(frame, cut.first), cut.head, |bytes| bytes.fill(byte));
@@ -192,8 +192,8 @@ impl DirectMap {
     #[inline]
     fn words(&self, frame: Frame, offsets: Range<usize>) -> &[AtomicU64] {
         assert!(offsets.end <= PAGE_SIZE as usize && offsets.start.is_multiple_of(WORD));
-        // SAFETY: as in `word`, for each of the words: they are consecutive, and the range ends
-        // inside the frame.
+        // SAFETY: as in `word`, for each of the words. The words are consecutive, and the range
+        // ends inside the frame.
         unsafe {
             let start = self.at(frame).add(offsets.start).cast::<AtomicU64>();
             std::slice::from_raw_parts(start.as_ptr(), offsets.len() / WORD)
@@ -211,7 +211,7 @@ struct Cut {
     /// The offset of the first, partly used word, and its used bytes.
     first: usize,
     head: Range<usize>,
-    /// The offsets of the words that are used whole.
+    /// The offsets of the fully used words.
     body: Range<usize>,
     /// The offset of the last, partly used word, and its used bytes.
     last: usize,
@@ -228,7 +228,7 @@ impl Cut {
         let start = offset + head.len();
         let whole = (end - start) & !(WORD - 1);
         let tail = 0..end - start - whole;
-        // If no byte is left, any word serves.
+        // If no byte is left, any offset is valid here.
         let last = if tail.is_empty() { first } else { start + whole };
         let body = if whole == 0 { first..first } else { start..start + whole };
         Self { first, head, body, last, tail }

@@ -1,14 +1,13 @@
 //! Threads that sleep on words ([`Platform::park`]), and the watchdog over them.
 //!
-//! A sleep ends only when the word's address is unparked: a wake-up that the core loses shows as a
-//! thread that sleeps forever. The watchdog then reports the thread and its word, and aborts the
-//! process.
+//! A sleep ends only when the word's address is unparked, so a wake-up that the core loses leaves a
+//! thread asleep forever. The watchdog then reports the thread and its word and aborts the process.
 //!
 //! Two things end a sleep early:
-//! - A signal. A thread with a pending one does not sleep at all, and the call that sends one wakes
-//!   the threads concerned.
-//! - The feature `spurious_wakeups`. With it sleeps end at random, as [`Platform::park`] allows,
-//!   which exposes a caller that does not check again.
+//! - A signal. A thread with a pending signal does not sleep at all, and the call that sends a
+//!   signal wakes the threads concerned.
+//! - The feature `spurious_wakeups`. When it is enabled, sleeps end at random, as
+//!   [`Platform::park`] allows, which exposes a caller that does not check again.
 //!
 //! [`Platform::park`]: bindery::Platform::park
 
@@ -37,7 +36,7 @@ const SPURIOUS_WAKEUPS: bool = cfg!(feature = "spurious_wakeups");
 pub(crate) struct Parking {
     /// The longest sleep.
     limit: Duration,
-    /// The thread that built the machine: among tests, its name is the test's.
+    /// The thread that built the machine. In a test run, its name is the name of the test.
     builder: Thread,
     sleepers: Mutex<Vec<Sleeper>>,
     /// The number of sleepers that a wake-up finds.
@@ -51,7 +50,7 @@ pub(crate) struct Parking {
 struct Sleeper {
     sleep: u64,
     cpu: Cpu,
-    /// Borrowed by the thread for as long as this is in the list.
+    /// The thread borrows the word for as long as this sleeper is in the list.
     word: NonNull<AtomicU32>,
     expected: u32,
     thread: Thread,
@@ -61,7 +60,7 @@ struct Sleeper {
 unsafe impl Send for Sleeper {}
 
 impl Parking {
-    /// No thread sleeps. The seed determines spurious wake-ups.
+    /// No thread sleeps. The seed determines the spurious wake-ups.
     pub(crate) fn new(limit: Duration, seed: u64) -> Self {
         let builder = thread::current();
         let (sleepers, asleep, next) = (Mutex::default(), AtomicU32::new(0), AtomicU64::new(0));
@@ -73,14 +72,14 @@ impl Parking {
         let sleep = self.next.fetch_add(1, Ordering::Relaxed);
         let spurious = SPURIOUS_WAKEUPS.then(|| spurious_wakeup(self.seed ^ sleep));
         if signals.keep_awake(cpu) || spurious == Some(Duration::ZERO) {
-            // The thread that it waits for may need the host's CPU.
+            // The thread that will wake the caller may need the host's CPU.
             thread::yield_now();
             return;
         }
         self.begin(Sleeper { sleep, cpu, word: word.into(), expected, thread: thread::current() });
         // Acquire: a thread that finds the word changed sees everything before the change. The
-        // signals are checked after the thread can be found, too: `interrupt` looks for sleepers
-        // after they were sent.
+        // signals are checked after the thread has become visible, because `interrupt` looks for
+        // sleepers after the signals were sent.
         let stays = || word.load(Ordering::Acquire) == expected && !signals.keep_awake(cpu);
         let slept = Cell::new(0);
         let sleeps = || {
@@ -89,9 +88,9 @@ impl Parking {
         };
         let key = ptr::from_ref(word).addr();
         let until = Instant::now().checked_add(spurious.unwrap_or(self.limit));
-        // SAFETY: 1. The key is the address of an existing word, which contains no lock of the
-        // crate's, and which is used as a key only in this module. 2. The closures neither panic
-        // nor call the crate.
+        // SAFETY: 1. The key is the address of an existing word, which contains no lock of that
+        // crate and is used as a key only in this module. 2. The closures neither panic nor call
+        // the crate.
         let result = unsafe { park(key, stays, sleeps, |_, _| (), token_of(sleep), until) };
         self.asleep.fetch_sub(slept.get(), Ordering::Relaxed);
         if result == ParkResult::TimedOut && spurious.is_none() {
@@ -108,38 +107,39 @@ impl Parking {
         self.sleepers.lock().retain(|sleeper| sleeper.sleep != sleep);
     }
 
-    /// The number of sleeping threads: each is found by the next wake-up of its word.
+    /// The number of sleeping threads. The next wake-up of its word finds each of them.
     pub(crate) fn asleep(&self) -> u32 {
         self.asleep.load(Ordering::Acquire)
     }
 
     /// Wakes all threads that sleep on the word.
     pub(crate) fn unpark(&self, word: *const AtomicU32) {
-        // SAFETY: as in `park`. If the word was freed, a thread that waits under its address for
-        // another one checks again.
+        // SAFETY: as in `park`. If the word was freed and its address reused, a thread that waits
+        // for the new word checks again.
         unsafe { unpark_all(word.addr(), DEFAULT_UNPARK_TOKEN) };
     }
 
-    /// Wakes the threads on the CPUs for which `concerns` is true. A signal was sent to them
-    /// before.
+    /// Wakes the threads on the CPUs for which `concerns` is true. The caller has already sent them
+    /// a signal.
     pub(crate) fn interrupt(&self, concerns: impl Fn(Cpu) -> bool) {
         let concerned = |sleeper: &&Sleeper| concerns(sleeper.cpu);
         let found = |sleeper: &Sleeper| (sleeper.word.addr().get(), token_of(sleeper.sleep));
         let found: Vec<_> = self.sleepers.lock().iter().filter(concerned).map(found).collect();
         for (key, token) in found {
             let is_found = |other| if other == token { FilterOp::Unpark } else { FilterOp::Skip };
-            // SAFETY: as in `park`. A thread that has woken since is not under the key any more, or
-            // has another token.
+            // SAFETY: as in `park`. A thread that has woken since is no longer queued under the key
+            // or has another token.
             unsafe { unpark_filter(key, is_found, |_| DEFAULT_UNPARK_TOKEN) };
         }
     }
 
     /// Ends the process because the thread was not woken. A panic would not suffice: it would
-    /// unwind through calls of the core that hold locks, and be lost with a helper thread that is
+    /// unwind through core calls that hold locks, and it would be lost in a helper thread that is
     /// never joined.
     fn give_up(&self, sleep: u64) -> ! {
         let report = self.report(sleep).unwrap_or_default();
-        // Not by `eprintln`: a test's output is captured until its end, which is never reached.
+        // Avoids `eprintln`, because a test's output is captured until the test ends, and this test
+        // never ends.
         let _ = io::stderr().write_all(report.as_bytes());
         abort()
     }
@@ -189,7 +189,7 @@ fn token_of(sleep: u64) -> ParkToken {
     ParkToken(sleep as usize)
 }
 
-/// The time after which a sleep ends by itself: for every other one at once, for the others within
+/// The time after which a sleep ends spuriously: every second sleep ends at once, the others within
 /// a millisecond.
 fn spurious_wakeup(number: u64) -> Duration {
     // The mixer of SplitMix64: the results of neighboring numbers are unrelated.

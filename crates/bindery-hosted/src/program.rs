@@ -14,8 +14,8 @@ pub struct Program<'a, 'm, A: Walk> {
 }
 
 impl<'a, 'm, A: Walk> Program<'a, 'm, A> {
-    /// A program in `space`, whose memory lives on `machine`. The address space is loaded: from
-    /// here on the CPU receives its invalidations.
+    /// A program in `space`, whose memory lives on `machine`. Loads the address space, so the CPU
+    /// receives its invalidations from here on.
     pub fn new(machine: &'a Machine<A>, space: &'a AddressSpace<'m, Machine<A>>) -> Self {
         space.enter();
         Self { machine, space }
@@ -41,7 +41,7 @@ impl<'a, 'm, A: Walk> Program<'a, 'm, A> {
     /// Stores bytes.
     ///
     /// # Errors
-    /// The fault that was not resolved; the bytes before it are written.
+    /// The fault that was not resolved; the bytes before the faulting page are written.
     pub fn write(&self, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
         self.machine.write_user(self.space.root(), at, from, |fault| self.resolve(fault))
     }

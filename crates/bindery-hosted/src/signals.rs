@@ -7,7 +7,7 @@ use bindery::platform::Cpu;
 /// No signal will come.
 const NEVER: u64 = u64::MAX;
 
-/// The number of questions for a signal that are still answered with no.
+/// The number of signal checks that still return false.
 pub(crate) struct Signals {
     /// For a fatal signal.
     left: AtomicU64,
@@ -31,7 +31,7 @@ impl Signals {
         self.others.store(questions.unwrap_or(NEVER), Ordering::Relaxed);
     }
 
-    /// Kills the thread on this CPU, and every later one there.
+    /// Kills the thread on this CPU and every later thread there.
     pub(crate) fn kill(&self, cpu: Cpu) {
         self.killed[usize::from(cpu.0)].store(true, Ordering::Relaxed);
     }
@@ -41,14 +41,14 @@ impl Signals {
         self.killed[usize::from(cpu.0)].load(Ordering::Relaxed)
     }
 
-    /// Whether a thread on this CPU must not sleep: it has a pending signal, or must ask for one
-    /// that is counted, which a sleeping thread does not.
+    /// Whether a thread on this CPU must not sleep, because a signal is pending or because the
+    /// thread must keep checking for a counted signal.
     pub(crate) fn keep_awake(&self, cpu: Cpu) -> bool {
         let is_counted = |left: &AtomicU64| left.load(Ordering::Relaxed) != NEVER;
         is_counted(&self.left) || is_counted(&self.others) || self.has_killed(cpu)
     }
 
-    /// Whether a fatal signal has come; counts a question until it does.
+    /// Whether a fatal signal is pending; until then, counts each check.
     pub(crate) fn waits(&self) -> bool {
         has_come(&self.left)
     }

@@ -1,7 +1,7 @@
 //! A swap device in a file of the host: [`SwapFile`].
 //!
-//! Requests wait in a queue. The device's threads, or the test itself, serve them one by one and
-//! complete them: to the core, each completion is an interrupt. Transfers can fail, take time, and
+//! Requests wait in a queue. The device's threads, or the test itself, serve and complete them one
+//! by one. To the core, each completion is an interrupt. Transfers can fail, take time, and
 //! complete in any order.
 
 use std::collections::{HashSet, VecDeque};
@@ -28,7 +28,7 @@ pub enum SwapService {
     AtOnce,
     /// When a thread serves them ([`SwapFile::serve`], [`SwapFile::serve_one`]), oldest first.
     InOrder,
-    /// Like `InOrder`, in an order determined by the number; each takes this long.
+    /// Like `InOrder`, but in an order that the number determines; each request takes this long.
     Shuffled(u64, Duration),
 }
 
@@ -47,7 +47,7 @@ pub struct SwapFileCounts {
     pub failed: u64,
     /// Writes whose pages changed during the transfer. A device with checksums could not read them.
     pub unstable: u64,
-    /// Discarded slots: the file has holes there.
+    /// Discarded slots, which are holes in the file.
     pub discarded: u64,
 }
 
@@ -66,7 +66,7 @@ struct Queue {
     counts: SwapFileCounts,
 }
 
-/// A swap device in a temporary file, which is deleted with it.
+/// A swap device in a temporary file, which is deleted when the device is dropped.
 ///
 /// ```
 /// use bindery::arch::X86_64;
@@ -128,8 +128,8 @@ impl SwapFile {
         Self { needs_stable_pages: false, ..self }
     }
 
-    /// Makes requests fail for which `fails` returns true. It is called once for each, in the order
-    /// of service.
+    /// Makes requests fail for which `fails` returns true. `fails` is called once for each request,
+    /// in the order of service.
     pub fn fail(&self, fails: impl Fn(&SwapRequest) -> bool + Send + Sync + 'static) {
         self.queue.lock().fails = Box::new(fails);
     }
@@ -139,7 +139,7 @@ impl SwapFile {
         self.queue.lock().counts
     }
 
-    /// The number of pages that the file takes on the host's disk, if known.
+    /// The number of pages that the file occupies on the host's disk, if known.
     pub fn pages_on_disk(&self) -> Option<u64> {
         Some(self.file.metadata().ok()?.blocks() * 512 / PAGE_SIZE)
     }
@@ -155,7 +155,8 @@ impl SwapFile {
         self.changed.wait_while(&mut queue, |queue| queue.waiting.is_empty());
     }
 
-    /// Serves requests until [`SwapFile::stop`], including all that wait then.
+    /// Serves requests until [`SwapFile::stop`], including all requests that are still queued at
+    /// that time.
     pub fn serve<A: Walk>(&self, memory: &Memory<Machine<A>>) {
         loop {
             {
@@ -206,7 +207,7 @@ impl SwapFile {
         true
     }
 
-    /// Serves a request that has begun.
+    /// Transfers the pages of a request that was taken from the queue.
     fn transfer<A: Walk>(
         &self,
         memory: &Memory<Machine<A>>,
@@ -238,7 +239,7 @@ impl SwapFile {
 }
 
 impl Queue {
-    /// Whether a request has some of the slots.
+    /// Whether a request covers any of the slots.
     fn has(&self, slots: &Range<u64>) -> bool {
         let is_used =
             |first: u64, pages: u32| first < slots.end && slots.start < first + u64::from(pages);
@@ -298,7 +299,8 @@ impl<A: Walk> SwapDevice<Machine<A>> for SwapFile {
     fn discard(&self, _memory: &Memory<Machine<A>>, first: u64, count: u64) {
         let mut queue = self.queue.lock();
         queue.discard(first, count);
-        // With the queue locked: a transfer that begins too early would lose its content.
+        // The queue stays locked, because a transfer that begins before the hole is punched would
+        // lose its content.
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // A file system without holes keeps the content, which is not needed.
         let _ = fallocate(&self.file, punch, first * PAGE_SIZE, count * PAGE_SIZE);
@@ -324,7 +326,7 @@ fn bytes_of<A: Walk>(memory: &Memory<Machine<A>>, request: &SwapRequest) -> Vec<
     let mut bytes = vec![0; request.pages() as usize * PAGE];
     for (page, bytes) in (0..).zip(bytes.chunks_mut(PAGE)) {
         let from = memory.platform().direct_map(request.frame().plus(page));
-        // SAFETY: the frame is the request's until that is complete, and no reference to its bytes
+        // SAFETY: the request owns the frame until it completes, and no reference to its bytes
         // exists. A program that writes to it at the same time does so by atomics, like this read.
         unsafe { memory.platform().read_bytes(from, bytes) };
     }

@@ -28,7 +28,7 @@ pub struct Place {
 pub enum Violation {
     /// An entry that the manual calls reserved, or forbids.
     Malformed {
-        /// The access at which the MMU read it.
+        /// The access during which the MMU read the entry.
         place: Place,
         /// The level of the entry's table.
         level: u8,
@@ -39,7 +39,7 @@ pub enum Violation {
     },
     /// An entry refers to frames without memory, as a table or as normal memory.
     NoMemory {
-        /// The access at which the MMU read it.
+        /// The access during which the MMU read the entry.
         place: Place,
         /// The level of the entry's table.
         level: u8,
@@ -50,11 +50,11 @@ pub enum Violation {
     },
     /// The entries of a contiguous run disagree.
     BrokenBlock {
-        /// The access at which the MMU read it.
+        /// The access during which the MMU read the entry.
         place: Place,
         /// The entry of the accessed page.
         entry: u64,
-        /// The position of the other one in the block, from 0.
+        /// The position in the block, from 0, of the entry that disagrees.
         position: u32,
         /// The entry that disagrees.
         other: u64,
@@ -64,7 +64,7 @@ pub enum Violation {
     /// A new translation overlaps a cached one of another size or frame: break-before-make was
     /// violated, or an invalidation is missing. The hardware may use either, or a mix of both.
     Conflict {
-        /// The access that loaded the new one.
+        /// The access that loaded the new translation.
         place: Place,
         /// The translation in the TLB.
         cached: Translation,
@@ -72,10 +72,10 @@ pub enum Violation {
         now: Translation,
     },
     /// Two translations of programs to the same frames have different memory types: accesses
-    /// through one need not see those through the other (Arm ARM, "Mismatched memory attributes";
-    /// SDM volume 3A, "Programming the PAT").
+    /// through one translation need not see accesses through the other (Arm ARM, "Mismatched memory
+    /// attributes"; SDM volume 3A, "Programming the PAT").
     MixedTypes {
-        /// The access that loaded the new one.
+        /// The access that loaded the new translation.
         place: Place,
         /// The translation in the TLB, of any address space.
         cached: Translation,
@@ -165,7 +165,7 @@ impl fmt::Display for Translation {
             f,
             "{:#x}..{:#x} -> frame {:#x} {}{}{}{}{}{}{}",
             self.start,
-            // For the last page of all, 2^64.
+            // For the last page of the address space, 2^64.
             u128::from(self.start) + u128::from(self.bytes()),
             self.frame,
             has(Permissions::READ, 'r'),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 /// The order in which a program visits the pages of its memory, determined by a seed.
 ///
-/// `programs/include/pattern.h` has the same in C; a test compares both.
+/// `programs/include/pattern.h` implements the same patterns in C; a test compares both.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Pattern {
     /// One page after the other, repeatedly from the first.
@@ -16,7 +16,7 @@ pub enum Pattern {
     Hot80,
     /// Nineteen visits in twenty are to the hot pages.
     Hot95,
-    /// The page of rank k is visited k times less often than the first.
+    /// The page of rank k is visited k times less often than the page of rank 1.
     Zipf,
     /// Every second visit is to a hot page; the others pass through the rest in order.
     Scan,
@@ -53,7 +53,7 @@ impl Pattern {
             Self::Hot80 if choice % 10 < 8 => in_hot,
             Self::Hot95 if choice % 20 < 19 => in_hot,
             Self::Hot80 | Self::Hot95 => in_rest,
-            // Each power of two is equally likely, and so is each rank between two. A prime
+            // Each power of two is equally likely, and so is each rank between two powers. A prime
             // scatters the ranks over the pages.
             Self::Zipf => {
                 let power = 1_u64 << (choice % u64::from(pages.ilog2() + 1));
@@ -66,8 +66,9 @@ impl Pattern {
         }
     }
 
-    /// The pages that `programs/workloads/working_set.c` touches: all in order, each once on
-    /// average for each of the `passes` in the order of the pattern, and all in order again.
+    /// The pages that `programs/workloads/working_set.c` touches: first all pages in order, then
+    /// `passes` times as many visits as pages in the order of the pattern, and finally all pages in
+    /// order again.
     pub fn trace(self, pages: u64, passes: u64, seed: u64) -> impl Iterator<Item = u64> {
         let visits = (0..pages * passes).map(move |visit| self.page(pages, seed, visit));
         (0..pages).chain(visits).chain(0..pages)
@@ -90,9 +91,9 @@ impl PagesMoved {
     }
 }
 
-/// The number of pages moved if the victim is always the page that is needed again last (Belady's
-/// MIN): no choice moves fewer. A page in memory has no copy in swap, and a page is swapped in when
-/// it is needed. Without frames, no page is moved.
+/// The number of pages moved if the victim is always the page whose next use is farthest away
+/// (Belady's MIN), which is the minimum. A page in memory has no copy in swap, and pages are
+/// swapped in on demand. Without frames, no page is moved.
 ///
 /// Complexity: O(n log n) in the length of the trace.
 pub fn fewest_moved(trace: &[u64], frames: u64) -> PagesMoved {

@@ -59,7 +59,8 @@ pub(super) fn process_madvise<'m, P: Platform>(
     arguments: [u64; 6],
 ) -> Outcome {
     let mut call = PendingAdvice::new(arguments)?;
-    // Looked up once, as on Linux: a descriptor that is closed during a wait ends nothing.
+    // Looks up the target once, as on Linux, so closing the descriptor during a wait does not end
+    // the call.
     let (mut ready, mut found) = (None, None);
     while let Step::Blocked(wait) = call.step(process, ready.take(), &mut found)? {
         ready = Some(wait.wait());
@@ -67,25 +68,25 @@ pub(super) fn process_madvise<'m, P: Platform>(
     Ok(call.done)
 }
 
-/// A `process_madvise`, and how far it has come.
+/// A `process_madvise` in steps, with its progress.
 #[derive(Debug)]
 pub(super) struct PendingAdvice {
     arguments: [u64; 6],
-    /// The whole array is validated first.
+    /// The validation of the whole array, which precedes all advice.
     validation: Option<Validation>,
     /// The index of the next range.
     next: u64,
     /// The range that is being read.
     reading: Option<PendingRange>,
-    /// The length of the range that is being advised, and the rest of that.
+    /// The length of the range that is being advised, and the remaining pages of the range.
     advising: Option<(u64, Populate)>,
-    /// The address of the target's state, which is only compared.
+    /// The address of the target's state, used only for comparison.
     target: Option<usize>,
     /// The length advised so far.
     pub(super) done: u64,
 }
 
-/// The ranges that were validated.
+/// The ranges validated so far.
 #[derive(Clone, Copy, Default, Debug)]
 struct Validation {
     left: bool,
@@ -94,7 +95,7 @@ struct Validation {
 }
 
 impl PendingAdvice {
-    /// The call. Nothing is read yet.
+    /// Creates the call. No range is read yet.
     pub(super) fn new(arguments: [u64; 6]) -> Result<Self, Errno> {
         let [_, _, count, _, flags, _] = arguments;
         if flags as u32 != 0 || count > MOST_RANGES {
@@ -111,8 +112,8 @@ impl PendingAdvice {
         })
     }
 
-    /// Goes on until all is advised, or a page has to be waited for. `found` is the target, if it
-    /// is known and cannot have changed since.
+    /// Continues until all ranges are advised or the call has to wait for a page. `found` is the
+    /// target, if it is known and cannot have changed.
     pub(super) fn step<'s, 'm, P: Platform>(
         &mut self,
         process: &'s impl Process<'m, P>,
@@ -153,7 +154,7 @@ impl PendingAdvice {
             let range = match self.read_next(process.space(), ready.take()) {
                 Ok(RangeStep::Blocked(wait)) => return Ok(Step::Blocked(wait)),
                 Ok(RangeStep::Read(range)) => range,
-                // The array was unmapped since it was validated.
+                // The array was unmapped after its validation.
                 Err(_) if self.done > 0 => {
                     self.next = count;
                     return Ok(Step::Done);
@@ -207,8 +208,8 @@ impl PendingAdvice {
         Ok(())
     }
 
-    /// The memory that is advised, the advice, and the caller's rights. The descriptor may have
-    /// been closed since the last step, and name another process.
+    /// The advised memory, the advice, and the caller's rights. Since the last step, the descriptor
+    /// may have been closed and reused for another process.
     fn target<'s, 'm, P: Platform>(
         &mut self,
         process: &'s impl Process<'m, P>,
@@ -261,7 +262,7 @@ impl Validation {
 /// `process_mrelease(2)`: frees the memory of a process that is about to exit. `find` returns the
 /// memory of the process behind the pidfd. It fails with `EBADF` if the descriptor is not a pidfd,
 /// with `ESRCH` if the process has released its memory, and with `EINVAL` if the process, or
-/// another one with the same memory, is not about to exit. Returns 0 or `-errno`.
+/// another process with the same memory, is not about to exit. Returns 0 or `-errno`.
 ///
 /// Context: may sleep. Complexity: as [`AddressSpace::reap`].
 pub fn process_mrelease<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>(

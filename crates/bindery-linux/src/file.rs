@@ -54,7 +54,7 @@ pub fn ftruncate<P: Platform>(file: &OpenFile<'_, P>, length: i64) -> i64 {
     result(file.object.set_size(length).map(|()| 0).map_err(errno(Operation::Object)))
 }
 
-/// Missing in `linux-raw-sys`.
+/// `linux-raw-sys` lacks this flag.
 const FALLOC_FL_WRITE_ZEROES: u32 = 0x80;
 
 /// `fallocate(2)`: allocates pages, or punches a hole.

@@ -92,7 +92,7 @@ pub use vm_copy::{CopyDirection, PendingProcessVm, process_vm, process_vm_ranges
 /// An open file that can be mapped.
 #[derive(Debug)]
 pub struct OpenFile<'m, P: Platform> {
-    /// Its object.
+    /// The file's object.
     pub object: Object<'m, P>,
     /// The access with which it was opened.
     pub access: FileAccess,
@@ -110,22 +110,23 @@ impl<P: Platform> Clone for OpenFile<'_, P> {
 /// # Context
 /// Context: may sleep. [`call`] uses this trait on its caller's thread, without locks of the core.
 pub trait Process<'m, P: Platform> {
-    /// Its memory.
+    /// The process's memory.
     fn space(&self) -> &AddressSpace<'m, P>;
 
     /// The file behind a descriptor; `None` if the descriptor is not open (`EBADF`). The kernel
-    /// itself refuses files that cannot be mapped (`ENODEV`), before it calls [`call`].
+    /// itself refuses files that cannot be mapped (`ENODEV`) before it calls [`call`].
     fn file(&self, descriptor: i32) -> Option<OpenFile<'m, P>>;
 
-    /// The access mode of a descriptor of `/dev/zero`; `None` for other descriptors, and by
-    /// default. Called before [`Process::file`].
+    /// The access mode of a descriptor of `/dev/zero`; `None` for other descriptors and by default.
+    /// Called before [`Process::file`].
     fn zeroes(&self, _descriptor: i32) -> Option<FileAccess> {
         None
     }
 
     /// The memory of the process behind a pidfd; `None` if the descriptor is not a pidfd. A call in
-    /// steps looks it up in each step, and compares addresses: the memory of an [`AddressSpace`]
-    /// that has ended is not used for another while such a call is under way.
+    /// steps looks up the memory in each step and compares addresses, so the storage of an
+    /// [`AddressSpace`] that has ended must not be reused for another one while such a call is in
+    /// progress.
     fn process(&self, descriptor: i32) -> Option<&AddressSpace<'m, P>>;
 
     /// Whether the process may advise on the memory of other processes (Linux: `CAP_SYS_NICE`). The
@@ -134,7 +135,7 @@ pub trait Process<'m, P: Platform> {
         true
     }
 
-    /// Sets the calling thread's rights to a newly allocated key: `forbidden` is the two bits of
+    /// Sets the calling thread's rights to a newly allocated key; `forbidden` holds the two bits of
     /// [`KeyRights`]. Called only if [`Platform::protection_keys`] reports keys.
     fn set_key_rights(&self, _key: ProtectionKey, _forbidden: u32) {}
 
@@ -147,11 +148,12 @@ pub trait Process<'m, P: Platform> {
 /// The result of a call: a value, or the errno.
 type Outcome = Result<u64, Errno>;
 
-/// A call up to its waits: its value, and the pages that it maps before it returns.
+/// The result of a call up to its waits: its value, and the pages that it must still map before it
+/// returns.
 type Begun = Result<(u64, Populate), Errno>;
 
-/// Makes a call for a process. Takes raw arguments and returns the raw result, which is `-errno`
-/// for an error. A kernel that must not block has [`PendingCall`].
+/// Performs a call for a process. Takes raw arguments and returns the raw result, which is `-errno`
+/// for an error. A kernel that must not block uses [`PendingCall`].
 ///
 /// Context: may sleep. Complexity: that of the operation.
 pub fn call<'m, P: Platform>(
@@ -166,7 +168,7 @@ pub fn call<'m, P: Platform>(
     raw(outcome)
 }
 
-/// Makes a call up to its waits.
+/// Performs a call up to its waits.
 #[inline(always)]
 fn begin<'m, P: Platform>(process: &impl Process<'m, P>, call: Call, arguments: [u64; 6]) -> Begun {
     let space = process.space();
@@ -201,7 +203,7 @@ fn begin<'m, P: Platform>(process: &impl Process<'m, P>, call: Call, arguments: 
     outcome.map(|value| (value, Populate::default()))
 }
 
-/// The operation of the errors of pages that a call maps.
+/// The operation that determines the errno if mapping a call's pages fails.
 fn populate_operation(call: Call) -> Operation {
     match call {
         Call::Mlock | Call::Mlock2 | Call::Mlockall => Operation::Mlock,

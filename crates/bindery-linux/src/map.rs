@@ -68,7 +68,7 @@ pub(super) fn mmap<'m, P: Platform>(
     };
     let is_file = !matches!(source, FileSource::Anonymous);
     if has(raw::MAP_HUGETLB) {
-        // There is no pool of huge pages.
+        // No pool of huge pages exists.
         return Err(Errno::EINVAL);
     }
     let place = if has(raw::MAP_FIXED_NOREPLACE) {
@@ -143,14 +143,14 @@ pub(super) fn mremap<P: Platform>(
         (true, true, false) => Remap::To(target),
         (true, false, true) => Remap::Leave(target),
         (true, true, true) => Remap::LeaveTo(target),
-        // Linux has checks before this one, but they return the same errno.
+        // Linux performs other checks before this one, but they return the same errno.
         (false, ..) => return Err(Errno::EINVAL),
     };
     let moved = space.begin_mremap(VirtAddr(old), old_length, length, remap);
     moved.map(|(at, populate)| (at.0, populate)).map_err(errno(Operation::Mremap))
 }
 
-/// Only `MAP_NONBLOCK` has an effect: without it, the call populates the pages.
+/// Only `MAP_NONBLOCK` has an effect; without this flag, the call populates the pages.
 pub(super) fn remap_file_pages<P: Platform>(
     space: &AddressSpace<'_, P>,
     [addr, length, protection, page, flags, _]: [u64; 6],

@@ -28,7 +28,7 @@ pub(super) fn mincore<P: Platform>(
     Ok(0)
 }
 
-/// The pages that a call has still to tell about.
+/// The pages that a call has yet to report.
 #[derive(Debug)]
 struct Unanswered {
     start: u64,
@@ -42,7 +42,7 @@ struct Unanswered {
 struct Told {
     /// The number of answers.
     known: usize,
-    /// That of pages that were asked about.
+    /// The number of pages that were asked about.
     pages: u64,
     result: Result<(), Errno>,
 }
@@ -69,7 +69,7 @@ impl Unanswered {
         Ok(Self { start, pages, vector })
     }
 
-    /// Requests the next pages.
+    /// Queries the next pages.
     fn ask<P: Platform>(
         &self,
         space: &AddressSpace<'_, P>,
@@ -94,7 +94,7 @@ impl Unanswered {
         Told { known, pages, result }
     }
 
-    /// Passes pages whose answers are written.
+    /// Advances past pages whose answers are written.
     fn pass(&mut self, told: Told) -> Result<(), Errno> {
         told.result?;
         self.start += told.pages << PAGE_SHIFT;
@@ -104,18 +104,18 @@ impl Unanswered {
     }
 }
 
-/// A `mincore` in steps. It keeps the answers for up to 512 pages, a bit each, until they are in
-/// the vector: the call does not look at these pages again.
+/// A `mincore` in steps. It keeps the answers for up to 512 pages, one bit each, until they are in
+/// the vector, so the call does not examine these pages again.
 #[derive(Debug)]
 pub(super) struct PendingMincore {
     rest: Unanswered,
-    /// The answers that are to be written.
+    /// The answers that have yet to be written.
     told: Option<(Told, PendingUserCopy)>,
     bits: [u64; PAGES_AT_ONCE as usize / 64],
 }
 
 impl PendingMincore {
-    /// The call. Nothing is reported yet.
+    /// Creates the call. No page is reported yet.
     pub(super) fn new<P: Platform>(
         space: &AddressSpace<'_, P>,
         [addr, length, vector]: [u64; 3],
@@ -124,7 +124,7 @@ impl PendingMincore {
         Ok(Self { rest, told: None, bits: Default::default() })
     }
 
-    /// Continues until all is reported, or the call would have to wait for the vector.
+    /// Continues until all pages are reported or the call would have to wait for the vector.
     pub(super) fn step<'s, 'm, P: Platform>(
         &mut self,
         space: &'s AddressSpace<'m, P>,

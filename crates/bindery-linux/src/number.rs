@@ -37,10 +37,10 @@ macro_rules! calls {
         }
 
         impl Call {
-            /// All of them.
+            /// All calls.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// The call with this number; `None` if it is not about memory.
+            /// The call with this number; `None` if the number is not that of a memory call.
             ///
             /// Context: any.
             pub fn from_number(numbers: Numbers, number: u64) -> Option<Self> {

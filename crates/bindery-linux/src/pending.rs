@@ -10,27 +10,27 @@ use super::mincore::PendingMincore;
 use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, protect, raw};
 
 /// A call whose state is a value, for a kernel whose tasks are futures. It stops where [`call`]
-/// would wait, and continues there. Nothing is done twice: no argument is read again, no change is
-/// made again, and the pager is asked once.
+/// would wait and continues from there. No work is repeated: no argument is read again, no change
+/// is made again, and each pager request is sent once.
 ///
-/// The first step makes the call up to its waits. Most calls are done then. These stop at each page
-/// that has to be waited for: `mmap` with `MAP_POPULATE` or `MAP_LOCKED`, `mlock`, `mlock2`,
-/// `mlockall`, `madvise` with `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`. In locked memory,
-/// `brk`, `mremap`, `remap_file_pages`, `mprotect` and `pkey_mprotect` stop too. `msync` stops until the pager has stored the
-/// pages that a step has given it. `mincore` and `process_madvise` stop for the pages of their
-/// arrays. Between two steps other calls may change the range, as they may while a thread that
-/// blocks waits.
+/// The first step performs the call up to its waits, which completes most calls. The following
+/// calls stop at each page for which they have to wait: `mmap` with `MAP_POPULATE` or `MAP_LOCKED`,
+/// `mlock`, `mlock2`, `mlockall`, `madvise` with `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`. In
+/// locked memory, `brk`, `mremap`, `remap_file_pages`, `mprotect` and `pkey_mprotect` stop too.
+/// `msync` stops until the pager has stored the pages that a step has submitted. `mincore` and
+/// `process_madvise` stop for the pages of their arrays. Between two steps other calls may change
+/// the range, as they may during the waits of a blocking call.
 ///
 /// `process_madvise` asks for the process behind the pidfd in each step. If the descriptor was
-/// closed, or names another process, the call ends with the length advised so far, or with `EBADF`.
+/// closed or names another process, the call ends with the length advised so far, or with `EBADF`.
 /// (Linux keeps the process until the call ends.)
 ///
-/// A step may sleep for locks, and the first step of a call that finds no memory reclaims. `madvise`
-/// and `process_madvise` with `MADV_PAGEOUT`, `MADV_REMOVE` and `MADV_COLLAPSE` still do all of
-/// their waiting in the first step; `MADV_WILLNEED` waits only for a synchronous swap device.
+/// A step may sleep for locks, and a first step that finds no memory reclaims. `madvise` and
+/// `process_madvise` with `MADV_PAGEOUT`, `MADV_REMOVE` and `MADV_COLLAPSE` perform all of their
+/// waits in the first step; `MADV_WILLNEED` waits only for a synchronous swap device.
 ///
-/// Dropping it ends the call: what it has done so far stays. The pager stores the pages that it was
-/// asked to store.
+/// Dropping the value ends the call; its effects so far stay. The pager still stores the pages
+/// already submitted to it.
 ///
 /// ```
 /// use bindery::{CallPoll, CallReady, CallWait, Platform};
@@ -74,9 +74,9 @@ use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, pro
 #[must_use = "its steps make the call"]
 pub struct PendingCall<'m, P: Platform> {
     call: Call,
-    /// Before the first step.
+    /// The arguments, until the first step.
     arguments: Option<[u64; 6]>,
-    /// The result, once the rest is done.
+    /// The result of the call once `rest` is complete.
     outcome: Outcome,
     rest: Rest<'m, P>,
 }
@@ -98,29 +98,29 @@ enum Rest<'m, P: Platform> {
 )]
 #[derive(Debug)]
 pub enum CallStep<'s, 'm, P: Platform> {
-    /// The raw result, as that of [`super::call`].
+    /// The raw result, as of [`super::call`].
     Done(i64),
     /// The call has to wait before its next step.
     Blocked(CallWait<'s, 'm, P>),
 }
 
 impl<'m, P: Platform> PendingCall<'m, P> {
-    /// The call with these raw arguments. Does nothing yet.
+    /// Creates the call with these raw arguments. Runs no part of it yet.
     pub fn new(call: Call, arguments: [u64; 6]) -> Self {
         let arguments = Some(arguments);
         Self { call, arguments, outcome: Ok(0), rest: Rest::Maps(Populate::default()) }
     }
 
-    /// Goes on with the call, until it is done or has to wait. `ready` is the end of the wait that
-    /// the last step has returned. `process` is the same at each step. After the last step, returns
-    /// the result again.
+    /// Continues the call until it is done or has to wait. `ready` is the end of the wait that the
+    /// last step returned. `process` is the same at each step. After the last step, returns the
+    /// result again.
     ///
-    /// Without `ready`, the page is looked at as if there had been no wait: an error of the pager
-    /// is not known, and the pager is asked again.
+    /// Without `ready`, the call examines the page as if it had not waited: an error of the pager
+    /// is lost, and the page is requested again.
     ///
-    /// A fatal signal is looked for in the thread that makes the step ([`Platform::fatal_signal`]).
+    /// The step checks for a fatal signal in the thread that runs it ([`Platform::fatal_signal`]).
     ///
-    /// Complexity: that of the part of the operation.
+    /// Complexity: that of the completed part of the operation.
     pub fn step<'s>(
         &mut self,
         process: &'s impl Process<'m, P>,
@@ -154,7 +154,7 @@ impl<'m, P: Platform> PendingCall<'m, P> {
         CallStep::Done(raw(self.outcome))
     }
 
-    /// Makes the call up to its waits.
+    /// Performs the call up to its waits.
     fn begin(&mut self, process: &impl Process<'m, P>, arguments: [u64; 6]) -> Outcome {
         let (space, [a, b, c, ..]) = (process.space(), arguments);
         let mut value = 0;

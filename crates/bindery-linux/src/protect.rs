@@ -36,14 +36,14 @@ pub(super) fn begin_mprotect<P: Platform>(
     }))
 }
 
-/// The change that valid arguments ask for.
+/// The change that valid arguments request.
 struct Change {
     from: ProtectFrom,
     protection: Protection,
     key: Option<ProtectionKey>,
 }
 
-/// Decodes the arguments. `None`: they name no page, which is looked at first.
+/// Decodes the arguments. `None`: they name no page, which is checked first.
 #[inline]
 fn change<P: Platform>(
     space: &AddressSpace<'_, P>,
@@ -92,7 +92,7 @@ pub(super) fn pkey_alloc<'m, P: Platform>(
     forbidden: u64,
 ) -> Outcome {
     let known = if P::Arch::NAME.starts_with("aarch64") {
-        // Only there, keys can forbid the rest.
+        // Only on this architecture can keys forbid the other rights.
         raw::PKEY_DISABLE_ACCESS | raw::PKEY_DISABLE_WRITE | FURTHER_RIGHTS
     } else {
         raw::PKEY_DISABLE_ACCESS | raw::PKEY_DISABLE_WRITE

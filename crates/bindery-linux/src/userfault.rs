@@ -1,7 +1,7 @@
 //! `ioctl_userfaultfd(2)`: the structures of its requests, and the messages that programs read.
 //!
 //! Each structure is a few 64-bit words. The kernel copies the words in, makes the call, and copies
-//! the result word back out.
+//! the result word out.
 
 use core::fmt;
 
@@ -19,12 +19,12 @@ use super::Outcome;
 /// The bytes of a message (`struct uffd_msg`).
 pub const USERFAULT_MESSAGE: usize = 32;
 
-/// Reads the memory of the program that makes a call.
+/// Reads the caller's memory.
 pub type UserMemory<'a> = dyn FnMut(VirtAddr, &mut [u8]) -> Result<(), FaultError> + 'a;
 
 /// Features that are always on, besides those of [`UserfaultFeatures`]: kinds of memory and
-/// requests. The features of hugetlbfs are among them although no pool of huge pages exists, as on
-/// a Linux whose pool is empty.
+/// requests. They include the hugetlbfs features although no huge-page pool exists, as on Linux
+/// with an empty pool.
 const ALWAYS: u64 = (abi::UFFD_FEATURE_PAGEFAULT_FLAG_WP
     | abi::UFFD_FEATURE_MISSING_HUGETLBFS
     | abi::UFFD_FEATURE_MISSING_SHMEM
@@ -105,14 +105,14 @@ impl UserfaultRequest {
         known.map_or((0, None), |known| (known.2, known.3))
     }
 
-    /// The number of 64-bit words of the structure that are arguments.
+    /// The number of argument words (64 bits each) in the structure.
     ///
     /// Context: any.
     pub fn arguments(self) -> usize {
         self.layout().0
     }
 
-    /// The index of the word that gets the result, if any.
+    /// The index of the word that receives the result, if any.
     ///
     /// Context: any.
     pub fn result(self) -> Option<usize> {
@@ -130,9 +130,9 @@ const fn bits(numbers: &[u32]) -> u64 {
     bits
 }
 
-/// `UFFDIO_API`: returns the requested features, and stores the supported features and requests in
-/// the structure. On an error, zeroes the structure; the embedder copies it back then, too.
-/// `may_follow_forks` says whether the caller may receive the userfaultfds of children
+/// `UFFDIO_API`: returns the requested features and stores the supported features and requests in
+/// the structure. On an error, zeroes the structure, which the embedder must still copy to the
+/// caller. `may_follow_forks` is whether the caller may receive the userfaultfds of children
 /// (`CAP_SYS_PTRACE`).
 ///
 /// Context: any.
@@ -154,8 +154,9 @@ pub fn userfault_api(
     if features.contains(UserfaultFeatures::EVENT_FORK) && !may_follow_forks {
         return Err(Errno::EPERM);
     }
-    // Asynchronous protection is resolved without a message, so it must cover empty entries too:
-    // otherwise a first write to one would go unnoticed. Linux implies the feature likewise.
+    // Asynchronous protection is resolved without a message, so it must cover empty entries too.
+    // Otherwise the first write to an empty entry would go unnoticed. Linux implies the feature
+    // likewise.
     if features.contains(UserfaultFeatures::WP_ASYNC) {
         features |= UserfaultFeatures::WP_UNPOPULATED;
     }
@@ -168,10 +169,10 @@ fn refused(error: Error) -> Errno {
     error.errno(Operation::Userfault)
 }
 
-/// Makes any other request for `caller`. Takes the words of its structure, and stores the result in
-/// [`UserfaultRequest::result`], if the request has one. `space` is the address space of the
-/// userfaultfd, which may be a child's or a parent's. `source` reads the caller's memory, for
-/// `UFFDIO_COPY`.
+/// Performs any other request for `caller`. Takes the words of the request's structure and stores
+/// the result in the word [`UserfaultRequest::result`], if the request has one. `space` is the
+/// address space of the userfaultfd, which may be a child's or a parent's. `source` reads the
+/// caller's memory, for `UFFDIO_COPY`.
 ///
 /// Context: may sleep.
 ///
@@ -297,7 +298,7 @@ fn move_pages<P: Platform>(
 }
 
 /// The result of a call that may be partial. Stores the bytes or the errno in the structure.
-/// Returns `EAGAIN` if only a part was done.
+/// Returns `EAGAIN` if only a part was completed.
 fn report(done: Result<(), PartialFill>, length: u64, word: &mut u64) -> Outcome {
     match done {
         Ok(()) => {
@@ -330,7 +331,7 @@ pub fn userfault_text<P: Platform>(
     userfault: Option<&Userfault<'_, P>>,
     out: &mut dyn fmt::Write,
 ) -> fmt::Result {
-    // The top bit says that `UFFDIO_API` was done, as on Linux.
+    // As on Linux, the top bit is set once `UFFDIO_API` has succeeded.
     let agreed = |handle: &Userfault<'_, P>| 1 << 31 | handle.features().bits();
     let features = userfault.map_or(0, agreed);
     let WaitingFaults { unread, all } = userfault.map_or_else(Default::default, Userfault::waiting);
@@ -344,7 +345,7 @@ pub fn userfault_text<P: Platform>(
 
 /// Encodes a message as `struct uffd_msg`. `fork` makes a descriptor for a child's userfaultfd.
 ///
-/// Context: any, as far as `fork` allows.
+/// Context: any that `fork` allows.
 ///
 /// # Errors
 /// Only errors of `fork`.

@@ -18,14 +18,14 @@ pub(super) const MOST_BYTES: u64 = i32::MAX as u64 & !(PAGE_SIZE - 1);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct IoRange {
-    /// Its start.
+    /// The start.
     pub start: u64,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub length: u64,
 }
 
 impl IoRange {
-    /// The range at `vector`, or `index` ranges after it.
+    /// Range number `index` of the array at `vector`.
     pub(super) fn read<P: Platform>(
         space: &AddressSpace<'_, P>,
         vector: u64,
@@ -59,13 +59,13 @@ pub(super) enum RangeStep<'s, 'm, P: Platform> {
 }
 
 impl PendingRange {
-    /// The range that is `index` ranges after `vector`.
+    /// Range number `index` of the array at `vector`.
     pub(super) fn new(vector: u64, index: u64) -> Result<Self, Errno> {
         let at = vector.checked_add(index * 16).ok_or(Errno::EFAULT)?;
         Ok(Self { copy: PendingUserCopy::new(VirtAddr(at)), bytes: [0; 16] })
     }
 
-    /// Reads it, unless it has to be waited for.
+    /// Reads the range, or returns the wait that the read needs first.
     pub(super) fn step<'s, 'm, P: Platform>(
         &mut self,
         space: &'s AddressSpace<'m, P>,

@@ -40,16 +40,16 @@ pub fn process_vm_ranges(arguments: [u64; 6]) -> usize {
 }
 
 /// `process_vm_readv(2)` or `process_vm_writev(2)` by a process with the memory `caller`. Takes raw
-/// arguments, and returns the number of bytes copied or `-errno`. Both processes may be the same.
+/// arguments and returns the number of bytes copied or `-errno`. Both processes may be the same.
 ///
 /// `ranges` is a buffer for both arrays, of at least [`process_vm_ranges`] elements. The arrays are
 /// read once, before the copy. `find` returns the memory of the process with the given number, or
-/// fails with `ESRCH` or `EPERM`. It is called only if there are bytes to copy.
+/// fails with `ESRCH` or `EPERM`. `find` is called only if there are bytes to copy.
 ///
-/// Copies bytes in the order of the arrays until one side ends or faults, or a fatal signal comes.
-/// Returns the number of bytes copied by then. Beside Linux's errors, returns `ENOMEM` if no memory
-/// was available for the first byte; the embedder may free some and call again. `EINTR`: the signal
-/// came before the first byte.
+/// Copies bytes in the order of the arrays until one side ends or faults, or a fatal signal
+/// arrives. Returns the number of bytes copied so far. In addition to Linux's errors, returns
+/// `ENOMEM` if no memory was available for the first byte; the embedder may free memory and call
+/// again. Returns `EINTR` if the signal arrived before the first byte.
 ///
 /// Context: may sleep. Complexity: linear in the bytes and ranges.
 pub fn process_vm<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>(
@@ -104,7 +104,7 @@ fn copy<'m, P: Platform, S: Deref<Target = AddressSpace<'m, P>>>(
     Ok(done)
 }
 
-/// Truncates the ranges to the maximum of a call. Returns their number of bytes.
+/// Truncates the ranges to the maximum of a call. Returns the number of bytes in the ranges.
 fn limit(local: &mut [IoRange]) -> u64 {
     let mut left = MOST_BYTES;
     for range in local.iter_mut() {
@@ -125,9 +125,9 @@ fn errno_of(fault: FaultError) -> Errno {
     }
 }
 
-/// A [`process_vm`] that stops at each page of the arrays and of both processes that has to be
-/// waited for, and goes on there, like a [`PendingCall`](super::PendingCall). The arrays are read
-/// once, and no byte is copied twice. Dropping it ends the call: the bytes copied so far stay.
+/// A [`process_vm`] that stops wherever it would wait for a page of the arrays or of either process
+/// and continues from there, like a [`PendingCall`](super::PendingCall). The arrays are read once,
+/// and no byte is copied twice. Dropping the value ends the call; the bytes copied so far stay.
 ///
 /// ```
 /// use bindery::{AddressSpace, Platform};
@@ -156,34 +156,34 @@ fn errno_of(fault: FaultError) -> Errno {
 pub struct PendingProcessVm {
     direction: CopyDirection,
     arguments: [u64; 6],
-    /// The number of ranges that were read, of both arrays.
+    /// The number of ranges read so far from both arrays.
     read: usize,
     reading: Option<PendingRange>,
     /// The copy between two ranges.
     copy: Option<PendingCopy>,
-    /// The bytes of the copies before it.
+    /// The number of bytes that earlier copies copied.
     done: u64,
-    /// The address of the other process's state, which is only compared.
+    /// The address of the other process's state, used only for comparison.
     other: Option<usize>,
-    /// At the end.
+    /// The result, once the call has ended.
     outcome: Option<Outcome>,
 }
 
 impl PendingProcessVm {
-    /// The call with these raw arguments. Does nothing yet.
+    /// Creates the call with these raw arguments. Runs no part of it yet.
     pub fn new(direction: CopyDirection, arguments: [u64; 6]) -> Self {
         let (reading, copy, other, outcome) = (None, None, None, None);
         Self { direction, arguments, read: 0, reading, copy, done: 0, other, outcome }
     }
 
     /// Continues the call until it is done or has to wait. `ready` is the end of the wait that the
-    /// last step has returned. `caller` and `ranges` are those of [`process_vm`], the same in each
-    /// step. Each step that copies calls `find` once; if the process has ended, or another one has
-    /// its number, the call ends. An address space is identified by its address, so the memory of
-    /// one that has ended must not be reused for another while the call is under way. After the
-    /// last step, returns the result again.
+    /// last step returned. `caller` and `ranges` are as for [`process_vm`] and the same in each
+    /// step. Each step that copies calls `find` once; if the process has ended or its number now
+    /// names another process, the call ends. An address space is identified by its address, so the
+    /// memory of an [`AddressSpace`] that has ended must not be reused for another one while the
+    /// call is in progress. After the last step, returns the result again.
     ///
-    /// Complexity: that of the part of the call, plus linear in the ranges.
+    /// Complexity: that of the completed part, plus linear in the ranges.
     pub fn step<'s, 'm, P: Platform>(
         &mut self,
         caller: &'s AddressSpace<'m, P>,
@@ -197,8 +197,8 @@ impl PendingProcessVm {
         let outcome = match self.advance(caller, ready, ranges, find) {
             Ok(Step::Blocked(wait)) => return CallStep::Blocked(wait),
             Ok(Step::Done) => Ok(self.done),
-            // The process has ended: the bytes copied so far count, those of the unfinished copy
-            // too.
+            // The process has ended. The bytes copied so far count, including those of the
+            // unfinished copy.
             Err(errno) => match self.moved() {
                 0 => Err(errno),
                 moved => Ok(moved),
@@ -208,7 +208,7 @@ impl PendingProcessVm {
         CallStep::Done(raw(outcome))
     }
 
-    /// The number of bytes that were copied so far.
+    /// The number of bytes copied so far.
     fn moved(&self) -> u64 {
         self.done + self.copy.as_ref().map_or(0, PendingCopy::copied)
     }
@@ -336,7 +336,7 @@ fn is_outside<P: Platform>(space: &AddressSpace<'_, P>, range: &IoRange) -> bool
     range.start.checked_add(range.length).is_none_or(|end| end > space.limit().0)
 }
 
-/// The copies to make: a local address, a remote address and a length each. A copy ends with the
+/// The copies to perform: a local address, a remote address and a length each. A copy ends with the
 /// shorter of its two ranges.
 fn pairs<'a>(
     local: &'a [IoRange],

@@ -1,4 +1,4 @@
-//! Words that all workers of a measurement share, also if they are processes.
+//! Words that all workers of a measurement share, even across processes.
 
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
@@ -9,7 +9,8 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::Problem;
 
-/// Words on their own cache line: two counters, then the samples of each worker.
+/// The number of words in a pair of cache lines. The two counters and the samples of each worker
+/// each start a new pair.
 const WORDS_OF_A_LINE: usize = 16;
 
 /// Memory that the children of a process share with it.
@@ -19,7 +20,7 @@ pub struct Board {
     rounds: usize,
 }
 
-// SAFETY: the words are atomics, and they stay until the board is dropped.
+// SAFETY: the words are atomics and stay mapped until the board is dropped.
 unsafe impl Sync for Board {}
 
 impl Board {
@@ -39,8 +40,8 @@ impl Board {
 
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.count, "the board has no word {index}");
-        // SAFETY: the mapping has this many words, zero at first, which only atomics access; it
-        // stays until the board is dropped.
+        // SAFETY: the mapping has this number of words, initially zero, which only atomics access.
+        // It stays mapped until the board is dropped.
         unsafe { self.words.add(index).as_ref() }
     }
 
@@ -50,8 +51,8 @@ impl Board {
         self.word(samples + round as usize)
     }
 
-    /// Sleeps until `workers` have arrived `times` times, so that each begins its next work with a
-    /// whole slice of the host's scheduler.
+    /// Sleeps until `workers` have arrived `times` times, so that each worker starts its next work
+    /// with a full time slice of the host's scheduler.
     pub fn sleep_until_all(&self, workers: u16, times: u64) {
         let word = self.word(0);
         word.fetch_add(1, Ordering::AcqRel);
@@ -60,7 +61,7 @@ impl Board {
         }
     }
 
-    /// Spins until `workers` have arrived `times` times: all continue within nanoseconds.
+    /// Spins until `workers` have arrived `times` times, so that all continue within nanoseconds.
     pub fn spin_until_all(&self, workers: u16, times: u64) {
         let word = self.word(WORDS_OF_A_LINE);
         word.fetch_add(1, Ordering::AcqRel);
@@ -72,7 +73,7 @@ impl Board {
 
 impl Drop for Board {
     fn drop(&mut self) {
-        // SAFETY: the mapping is the board's, and no reference outlives it.
+        // SAFETY: the board owns the mapping, and no reference outlives the board.
         let unmapped = unsafe { munmap(self.words.cast(), self.count * size_of::<AtomicU64>()) };
         unmapped.expect("the mapping is the board's");
     }

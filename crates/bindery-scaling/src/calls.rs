@@ -1,4 +1,4 @@
-//! The calls of a program: the core takes them as functions, Linux as system calls.
+//! The calls of a program: functions on the core, system calls on Linux.
 
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
@@ -39,13 +39,13 @@ pub enum Backing {
     SharedFile,
 }
 
-/// The calls of one program. Each panics if it fails: the operations only make valid ones, and a
-/// measurement without all of its calls has no meaning.
+/// The calls of one program. Each call panics if it fails, because the operations make only valid
+/// calls and a measurement with failed calls has no meaning.
 pub trait Calls: Sync {
-    /// The running thread begins to use the program's address space.
+    /// The running thread starts to use the program's address space.
     fn enter(&self) {}
 
-    /// The running thread no longer uses it.
+    /// The running thread stops using the program's address space.
     fn leave(&self) {}
 
     /// Sleeps until `workers` have arrived `times` times.
@@ -53,7 +53,7 @@ pub trait Calls: Sync {
         board.sleep_until_all(workers, times);
     }
 
-    /// mmap(2), readable and writable: at `at`, or at an address that the kernel chooses. Returns
+    /// mmap(2), readable and writable, at `at` or at an address that the kernel chooses. Returns
     /// the address.
     fn map(&self, worker: u16, at: Option<u64>, length: u64, backing: Backing) -> u64;
 
@@ -66,10 +66,10 @@ pub trait Calls: Sync {
     /// madvise(2), `MADV_DONTNEED`.
     fn discard(&self, at: u64, length: u64);
 
-    /// mprotect(2) to readable, and to writable if `writable`.
+    /// mprotect(2) to readable, plus writable if `writable` is set.
     fn protect(&self, at: u64, length: u64, writable: bool);
 
-    /// brk(2): the heap has `pages` pages more than at first.
+    /// brk(2): sets the heap to `pages` pages more than its initial size.
     fn grow_heap(&self, pages: u64);
 
     /// fork(2) of a child that ends at once, and wait(2).
@@ -108,7 +108,7 @@ impl<L: RawLock + 'static> Calls for OnCore<L> {
 
     fn rest(&self, board: &Board, workers: u16, times: u64) {
         let wait = || board.sleep_until_all(workers, times);
-        // SAFETY: no call of the program is under way, and the board makes none.
+        // SAFETY: no call of the program is in progress, and the board makes none.
         unsafe { self.space.memory().platform().while_idle(wait) }
     }
 
@@ -135,7 +135,8 @@ impl<L: RawLock + 'static> Calls for OnCore<L> {
         self.space.munmap(VirtAddr(at), length).expect("the range is valid");
     }
 
-    /// A fault where the MMU would find no entry: after the pages that the last fault mapped.
+    /// Faults wherever the MMU would find no entry, that is, after the pages that the last fault
+    /// mapped.
     fn touch(&self, at: u64, length: u64) {
         let mut next = VirtAddr(at);
         while next.0 < at + length {
@@ -176,7 +177,8 @@ pub struct OnLinux {
     heap: u64,
 }
 
-/// Forbids large folios to this process and its children: the core is measured with base pages.
+/// Forbids large folios to this process and its children, because the core is measured with base
+/// pages.
 ///
 /// # Errors
 /// The errors of prctl(2).
@@ -199,9 +201,10 @@ impl OnLinux {
     }
 }
 
-/// brk(2): moves the end of the heap, and returns the new end.
+/// brk(2): moves the end of the heap and returns the new end.
 fn set_break(end: u64) -> u64 {
-    // SAFETY: the heap only grows beyond what the C library uses, and shrinks to that again.
+    // SAFETY: the heap only grows beyond the part that the C library uses and shrinks to that size
+    // again.
     unsafe { libc::syscall(libc::SYS_brk, end) as u64 }
 }
 
@@ -239,27 +242,27 @@ impl Calls for OnLinux {
     }
 
     fn unmap(&self, at: u64, length: u64) {
-        // SAFETY: the range is the operation's, and no reference leads there.
+        // SAFETY: the operation owns the range, and no reference points into it.
         let unmapped = unsafe { munmap(pointer(at), length as usize) };
         unmapped.expect("the range is valid");
     }
 
     fn touch(&self, at: u64, length: u64) {
         for page in (at..at + length).step_by(PAGE_SIZE as usize) {
-            // SAFETY: the operation has mapped the range, writable, and only this thread uses it.
+            // SAFETY: the operation has mapped the range writable, and only this thread uses it.
             unsafe { pointer(page).cast::<u8>().write_volatile(1) };
         }
     }
 
     fn discard(&self, at: u64, length: u64) {
-        // SAFETY: the range is the operation's, and its content has no meaning.
+        // SAFETY: the operation owns the range, and its content has no meaning.
         let discarded = unsafe { madvise(pointer(at), length as usize, MmapAdvise::MADV_DONTNEED) };
         discarded.expect("the range is mapped");
     }
 
     fn protect(&self, at: u64, length: u64, writable: bool) {
         let protection = if writable { READ_WRITE } else { ProtFlags::PROT_READ };
-        // SAFETY: the range is the operation's, and no thread writes it now.
+        // SAFETY: the operation owns the range, and no thread writes it now.
         let protected = unsafe { mprotect(pointer(at), length as usize, protection) };
         protected.expect("the range is mapped");
     }
@@ -270,10 +273,10 @@ impl Calls for OnLinux {
     }
 
     fn fork(&self) {
-        // SAFETY: the child makes one system call, which may follow a fork of a process with
-        // threads.
+        // SAFETY: the child makes one system call, which is allowed after the fork of a
+        // multithreaded process.
         match unsafe { fork() }.expect("the host has processes left") {
-            // SAFETY: it ends the child at once; nothing of the parent's is dropped or flushed.
+            // SAFETY: `_exit` ends the child at once; no state of the parent is dropped or flushed.
             ForkResult::Child => unsafe { libc::_exit(0) },
             ForkResult::Parent { child } => {
                 waitpid(child, None).expect("the child is this process's");

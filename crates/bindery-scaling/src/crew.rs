@@ -1,4 +1,4 @@
-//! Crews: workers, their address spaces, and the memory of these.
+//! Crews: workers, their address spaces, and the memory behind them.
 
 use bindery::Memory;
 use bindery::sync::SpinLock;
@@ -8,19 +8,19 @@ use crate::calls::{Calls, OnCore, OnLinux};
 use crate::machine::{self, Machine};
 use crate::operations::Worker;
 
-/// The things that workers have in common.
+/// The state that workers share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sharing {
     /// One address space.
     Threads,
-    /// An address space for each, one memory.
+    /// One address space per worker, in one memory.
     Processes,
-    /// A memory for each: what the host can do.
+    /// One memory per worker, which shows the limit of the host.
     Nothing,
 }
 
 impl Sharing {
-    /// Its name in the output.
+    /// The setting's name in the output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Threads => "threads",
@@ -43,7 +43,7 @@ pub trait Crew: Sync {
 }
 
 /// The machines on which one number of CPUs is measured. Their memory is never freed, so all
-/// operations use the same.
+/// operations use the same machines.
 pub struct Machines {
     pub cpus: u16,
     shared: &'static Memory<Machine<SpinLock>>,
@@ -57,8 +57,8 @@ impl Machines {
     /// If the host has too little memory.
     pub fn new(cpus: u16) -> Result<Self, Problem> {
         let all: Vec<u16> = (0..cpus).collect();
-        // A second CPU is online beside the worker's: with one, the core need not defer frees. CPU
-        // 0 makes the address spaces.
+        // A second CPU is online besides the worker's, because with a single CPU the core need not
+        // defer frees. CPU 0 creates the address spaces.
         let of_one = |number: u16| match number {
             0 => machine::memory(&all[..all.len().min(2)]),
             _ => machine::memory(&[0, number]),
@@ -77,7 +77,7 @@ pub struct CoreCrew<'m> {
 }
 
 impl<'m> CoreCrew<'m> {
-    /// Makes their address spaces.
+    /// Creates the workers' address spaces.
     ///
     /// # Errors
     /// If memory is full.
@@ -127,7 +127,7 @@ pub struct LinuxCrew {
 }
 
 impl LinuxCrew {
-    /// Makes their files.
+    /// Creates the workers' files.
     ///
     /// # Errors
     /// The errors of the system calls.

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use crate::machine::MAX_CPUS;
 
-/// Sections that a CPU leaves between two attempts to advance. A CPU counts on lines of its own,
-/// and fetches the shared ones only for an attempt: the machine must not cost what it measures.
+/// Sections that a CPU leaves between two attempts to advance. A CPU counts on its own cache lines
+/// and fetches the shared lines only for an attempt, because the machine's own cost must not
+/// distort the measurement.
 const INTERVAL: u64 = 256;
 
-/// Data on lines of its own: a CPU fetches lines in pairs.
+/// Data in its own pair of cache lines, since a CPU fetches lines in pairs.
 #[repr(align(128))]
 pub struct Apart<T>(pub T);
 
@@ -27,7 +28,7 @@ pub struct Sections {
     records: Box<[Apart<Record>]>,
     /// The grace periods that have passed.
     passed: Apart<AtomicU64>,
-    /// The counts at the start of the current period. The holder advances it.
+    /// The counts at the start of the current period. The lock holder advances the period.
     begun: Apart<Mutex<[u64; MAX_CPUS as usize]>>,
 }
 
@@ -42,10 +43,10 @@ impl Sections {
         }
     }
 
-    /// A worker starts or stops to use the CPU. Returns whether one used it before.
+    /// A worker starts or stops using the CPU. Returns whether a worker used it before.
     pub fn set_running(&self, cpu: u16, runs: bool) -> bool {
         let before = self.records[usize::from(cpu)].0.runs.swap(runs, Ordering::SeqCst);
-        // The mark must be out before the CPU's first section reads a pointer.
+        // The mark must be visible before the CPU's first section reads a pointer.
         fence(Ordering::SeqCst);
         before
     }
@@ -60,10 +61,10 @@ impl Sections {
         }
     }
 
-    /// The number of the period that is over once all sections of this moment have ended. The
-    /// period under way may have begun before some of them.
+    /// The number of the period that is over once all current sections have ended. The current
+    /// period may have begun before some of them.
     pub fn period(&self) -> u64 {
-        // Sections that saw what the caller has unlinked began before the fence.
+        // Sections that saw the caller's unlinked items began before the fence.
         fence(Ordering::SeqCst);
         self.passed.0.load(Ordering::Acquire) + 2
     }
@@ -73,8 +74,9 @@ impl Sections {
         self.passed.0.load(Ordering::Acquire) >= period
     }
 
-    /// Ends the period under way, if each CPU that runs has left two sections since: the store of
-    /// the first count may be late, behind loads of the next section.
+    /// Ends the current period if each running CPU has left two sections since its start. One
+    /// section is not enough, since the store of its count may become visible after loads of the
+    /// next section.
     pub fn advance(&self) {
         let Ok(mut begun) = self.begun.0.try_lock() else { return };
         fence(Ordering::SeqCst);

@@ -1,5 +1,5 @@
 //! The locks that two CPUs share, and the time for which an operation holds each. The CPUs take
-//! turns: a hold without a waiter is the shortest.
+//! turns, because a hold without a waiter is the shortest.
 
 use std::collections::HashMap;
 
@@ -11,13 +11,13 @@ use crate::operations::{Operation, Worker};
 use crate::timed_lock::{Hold, TimedLock, clock_cost, holds_during};
 use bindery::Memory;
 
-/// Samples. The shortest counts: in the others the host's interrupts fell into a hold.
+/// Samples. The shortest is used, because interrupts of the host lengthen holds in the others.
 const SAMPLES: usize = 12;
 
 /// A memory whose locks measure how long they are held.
 pub struct Holds {
     memory: &'static Memory<Machine<TimedLock>>,
-    /// Nanoseconds that reading the clock adds to each hold.
+    /// The nanoseconds that reading the clock adds to each hold.
     clock: f64,
 }
 
@@ -30,7 +30,7 @@ impl Holds {
         Ok(Self { memory: machine::memory(&[0, 1])?, clock: clock_cost() })
     }
 
-    /// Prints the locks that both CPUs take in an operation.
+    /// Prints the locks that both CPUs acquire in an operation.
     ///
     /// # Errors
     /// If memory is full.
@@ -76,7 +76,7 @@ impl Holds {
         Ok(())
     }
 
-    /// The record that holds a lock.
+    /// The record that contains a lock.
     fn place(&self, programs: &[OnCore<TimedLock>], address: usize) -> &'static str {
         if is_within(self.memory, address) {
             "the memory"

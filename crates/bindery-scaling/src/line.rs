@@ -9,17 +9,17 @@ use crate::Problem;
 use crate::grace::Apart;
 use crate::team::stay_on;
 
-/// Lines that are handed over together, like those of a lock and of what it guards. An atomic
-/// operation waits for its line, so the fetches follow one another.
+/// Lines that are handed over together, like the lines of a lock and of the data that it guards. An
+/// atomic operation waits for its line, so the fetches are sequential.
 const LINES: usize = 8;
-/// Hand-overs by each thread in a sample.
+/// The number of hand-overs by each thread in a sample.
 const PASSES: u64 = 200;
 
-/// Nanoseconds that an atomic operation on a line costs more if the other CPU had the line before:
-/// the median of `rounds`.
+/// The additional cost in nanoseconds of an atomic operation on a line that the other CPU held
+/// before; the median of `rounds`.
 ///
 /// # Errors
-/// If a thread cannot be kept on its CPU.
+/// If a thread cannot be bound to its CPU.
 pub fn cost(rounds: u32) -> Result<f64, Problem> {
     let alone = median(rounds, 1)?;
     let together = median(rounds, 2)?;
@@ -47,15 +47,15 @@ fn median(rounds: u32, threads: u16) -> Result<f64, Problem> {
     Ok(samples[samples.len() / 2])
 }
 
-/// A thread that hands lines over to the next one.
+/// A thread that hands over lines to the next thread.
 struct Turns {
     number: u16,
     threads: u16,
 }
 
 impl Turns {
-    /// Nanoseconds of a line in a hand-over. The first line says whose turn it is, by the number of
-    /// hand-overs so far.
+    /// The nanoseconds per line in a hand-over. The first line holds the number of hand-overs so
+    /// far, which determines whose turn it is.
     fn sample(&self, lines: &[Apart<AtomicU64>; LINES], barrier: &Barrier) -> f64 {
         let [turn, others @ ..] = lines;
         let threads = u64::from(self.threads);

@@ -21,9 +21,9 @@ pub const MAX_CPUS: u16 = bindery::platform::MAX_CPUS as u16;
 
 /// The first frame of a machine.
 const FIRST: Frame = Frame(0x8_0000);
-/// Frames for each CPU: 256 MiB. The core keeps a 64th of the memory in front of the allocator, at
-/// most 1,024 frames for a CPU, so each has as many as on a machine with any larger memory. Fewer
-/// would be exchanged in the larger operations.
+/// Frames for each CPU: 256 MiB. The core caches a 64th of the memory in front of the allocator,
+/// with an upper limit of 1,024 frames per CPU, so each CPU reaches the limit as on any larger
+/// machine. With fewer frames, the larger operations would exchange frames with the allocator.
 const FRAMES_OF_A_CPU: u32 = 256 << 8;
 
 thread_local! {
@@ -31,7 +31,7 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A machine whose locks are of type `L`. No code runs by its tables, so it has no TLBs.
+/// A machine whose locks are of type `L`. No code runs under its tables, so it has no TLBs.
 pub struct Machine<L> {
     /// The address of the first frame.
     start: NonNull<u8>,
@@ -40,12 +40,12 @@ pub struct Machine<L> {
     locks: PhantomData<fn() -> L>,
 }
 
-// SAFETY: the pointer is the address of memory that is never freed, and which the core shares.
+// SAFETY: the pointer is the address of memory that is never freed; the core synchronizes its use.
 unsafe impl<L> Send for Machine<L> {}
 // SAFETY: as above.
 unsafe impl<L> Sync for Machine<L> {}
 
-/// A memory with these CPUs online, and only base pages. It is never freed.
+/// A memory with these CPUs online and only base pages. It is never freed.
 ///
 /// # Errors
 /// If the host has too little memory.
@@ -68,10 +68,10 @@ pub fn memory<L: RawLock + 'static>(cpus: &[u16]) -> Result<&'static Memory<Mach
     Ok(memory)
 }
 
-/// Runs `work` as a CPU of the machine.
+/// Runs `work` on a CPU of the machine.
 ///
 /// # Panics
-/// If the machine lacks the CPU, or another thread runs as it.
+/// If the machine lacks the CPU, or another thread occupies it.
 pub fn on_cpu<L, R>(machine: &Machine<L>, cpu: u16, work: impl FnOnce() -> R) -> R {
     assert!(cpu < machine.cpus, "CPU {cpu} of {}", machine.cpus);
     let taken = machine.sections.set_running(cpu, true);
@@ -84,7 +84,7 @@ pub fn on_cpu<L, R>(machine: &Machine<L>, cpu: u16, work: impl FnOnce() -> R) ->
 }
 
 impl<L> Machine<L> {
-    /// Runs `wait` while the CPU counts as idle: grace periods do not wait for it.
+    /// Runs `wait` while the CPU counts as idle, so grace periods do not wait for the CPU.
     ///
     /// # Safety
     /// The caller is in no read section, and `wait` enters none.
@@ -106,21 +106,21 @@ impl<L> Machine<L> {
                 "the host cannot allocate {bytes} bytes for the machine; give fewer CPUs"
             ))
         })?;
-        // The control has several memories: without large pages of the host, their misses in the
-        // host's TLBs would differ. The host may have none.
-        // SAFETY: the content stays as it is.
+        // The control measurement has several memories. Without large pages of the host, they would
+        // differ in misses of the host's TLBs. The host may have no large pages. SAFETY: the
+        // content stays as it is.
         let _advised = unsafe { madvise(start.cast(), bytes, MmapAdvise::MADV_HUGEPAGE) };
-        // The host's first touch would count as the core's.
+        // Touches the memory here, because the host's first-touch cost would count as the core's.
         // SAFETY: these are the bytes of the allocation, which no other code knows.
         unsafe { start.write_bytes(1, bytes) };
         Ok(Self { start, cpus, sections: Sections::new(cpus), locks: PhantomData })
     }
 }
 
-// SAFETY: 1. each frame is 4,096 bytes of one allocation, which is never freed. 2. No code runs by
-// the tables, so no TLB holds a translation. 3. `Sections` counts them. 4. `on_cpu` gives each
-// worker a CPU of its own, below the number that `memory` puts online, and the main thread, which
-// is CPU 0 then, makes its calls before and after the workers. 5. The kernel has no root.
+// SAFETY: 1. each frame is 4,096 bytes of one allocation, which is never freed. 2. No code runs
+// under the tables, so no TLB holds a translation. 3. `Sections` counts read sections. 4. `on_cpu`
+// gives each worker its own CPU among those that `memory` puts online, and the main thread, as CPU
+// 0, makes its calls before and after the workers run. 5. The kernel has no root.
 unsafe impl<L: RawLock + 'static> Platform for Machine<L> {
     type Arch = X86_64<4>;
     type Mutex = L;
@@ -176,8 +176,8 @@ unsafe impl<L: RawLock + 'static> Platform for Machine<L> {
         }
     }
 
-    /// The caller may wait for a thread that waits for the end of sections. It keeps its CPU: a
-    /// sample in which a thread sleeps would be left out.
+    /// The caller may wait for a thread that itself waits for a grace period. The caller spins on
+    /// its CPU, because a sample in which a thread sleeps would be left out.
     fn park(&self, word: &AtomicU32, expected: u32) {
         let wait = || {
             while word.load(Ordering::Acquire) == expected {

@@ -1,4 +1,4 @@
-//! Operations that many CPUs make at once, for `bindery bench scaling`.
+//! Operations that many CPUs perform concurrently, for `bindery bench scaling`.
 //!
 //! `bindery-scaling library|linux ROUNDS CPUS,CPUS,...` measures the core or the host's Linux. Each
 //! line of standard output is a fact, its words separated by tabs:
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A worker whose call fails ends the process: the other workers would wait for it.
+/// A worker whose call fails ends the process, because the other workers would wait for it.
 fn end_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -87,7 +87,7 @@ struct Request {
     cpus: Vec<u16>,
 }
 
-/// The reason why a measurement cannot be made.
+/// The reason why a measurement is impossible.
 #[derive(Debug)]
 struct Problem(String);
 
@@ -154,9 +154,9 @@ impl Request {
         })
     }
 
-    /// Measures an operation in each setting on each number of CPUs; `crew` makes the workers of
-    /// one of them. They alternate, so that other load on the host, and its clock, meet all of
-    /// them.
+    /// Measures an operation in each setting on each number of CPUs; `crew` creates the workers of
+    /// one combination. The combinations alternate, so that other load and clock changes of the
+    /// host affect all of them.
     fn rates<C: Crew>(
         &self,
         operation: &Operation,
@@ -183,7 +183,7 @@ impl Request {
     }
 }
 
-/// The parts in which the samples of an operation are taken.
+/// The number of parts into which the samples of an operation are divided.
 const PARTS: u32 = 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The operations: six whose ratios have targets, and those of will-it-scale in our own words.
+//! The operations: six whose ratios have targets, and reimplementations of those in will-it-scale.
 
 use bindery::addr::PAGE_SIZE;
 
@@ -13,16 +13,16 @@ const GIB: u64 = 1 << 30;
 const PAGES: u64 = 448;
 /// Addresses that all workers of one address space use: 4 MiB for each.
 const COMMON: u64 = 0x3000_0000_0000;
-/// The size of a mapping of which at most the first page is touched.
+/// The size of a mapping in which at most the first page is touched.
 const LARGE: u64 = 128 * MIB;
 
-/// One of the threads or processes that make an operation at once.
+/// One of the threads or processes that perform an operation concurrently.
 pub struct Worker<'c> {
-    /// Its number, which is that of its CPU.
+    /// The worker's number, which is also its CPU's number.
     pub number: u16,
-    /// The workers.
+    /// The number of workers.
     pub count: u16,
-    /// Whether the others use the same address space.
+    /// Whether all workers use the same address space.
     pub shares_space: bool,
     pub calls: &'c dyn Calls,
 }
@@ -30,15 +30,15 @@ pub struct Worker<'c> {
 /// An operation. Only `run` is timed.
 pub struct Operation {
     pub name: &'static str,
-    /// Before the first sample, one worker after the other.
+    /// Runs before the first sample, one worker after the other.
     pub start: fn(&Worker<'_>),
     /// A sample.
     pub run: fn(&Worker<'_>),
     /// The number of operations in a sample.
     pub count: u64,
-    /// After each sample.
+    /// Runs after each sample.
     pub reset: fn(&Worker<'_>),
-    /// After the last sample, one worker after the other.
+    /// Runs after the last sample, one worker after the other.
     pub end: fn(&Worker<'_>),
 }
 
@@ -54,8 +54,8 @@ impl Operation {
 }
 
 impl Worker<'_> {
-    /// The first of the addresses that only this worker uses. No other worker has entries in their
-    /// tables.
+    /// The first address that only this worker uses. No other worker has entries in the tables of
+    /// these addresses.
     fn own(&self) -> u64 {
         0x1000_0000_0000 + u64::from(self.number) * 64 * GIB
     }
@@ -77,7 +77,7 @@ impl Worker<'_> {
         self.calls.map(self.number, Some(at), length, Backing::Anonymous);
     }
 
-    /// Maps a page and touches it, so that its table stays.
+    /// Maps and touches a page, so that its table stays allocated.
     fn keep_table(&self) {
         self.map(self.own(), PAGE_SIZE);
         self.calls.touch(self.own(), PAGE_SIZE);
@@ -93,7 +93,8 @@ impl Worker<'_> {
         self.calls.unmap(self.own(), 128 * KIB + 64 * KIB);
     }
 
-    /// Maps memory of a kind at an address that the kernel chooses, writes to each page, unmaps it.
+    /// Maps memory of a kind at an address that the kernel chooses, writes to each page and unmaps
+    /// the memory.
     fn map_touch_unmap(&self, backing: Backing) {
         for _ in 0..2 {
             let at = self.calls.map(self.number, None, FILE_BYTES, backing);

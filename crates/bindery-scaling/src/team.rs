@@ -1,4 +1,5 @@
-//! Workers that make an operation at once. A sample counts only if no worker was preempted in it.
+//! Workers that perform an operation concurrently. A sample counts only if no worker was preempted
+//! during it.
 
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -17,13 +18,14 @@ use crate::board::Board;
 use crate::crew::Crew;
 use crate::operations::{Operation, Worker};
 
-/// The possible difference between the thread's time and the clock's, from the two readings.
+/// The possible difference between thread time and clock time that results from the two separate
+/// readings.
 const SPARE: Duration = Duration::from_micros(20);
 
 /// The samples of an operation on one number of CPUs.
 #[derive(Default)]
 pub struct Samples {
-    /// Operations a second of all workers together.
+    /// Operations per second of all workers together.
     pub rates: Vec<f64>,
     /// Samples in which a worker was preempted.
     pub left_out: usize,
@@ -36,10 +38,11 @@ impl Samples {
         self.rates.get(self.rates.len() / 2).copied().unwrap_or_default()
     }
 
-    /// Makes an operation `rounds` times on all CPUs of the crew at once, and adds the samples.
+    /// Performs an operation `rounds` times on all CPUs of the crew concurrently and adds the
+    /// samples.
     ///
     /// # Errors
-    /// If a worker cannot be made or kept on its CPU, or a call of a worker fails.
+    /// If a worker cannot be created or bound to its CPU, or a call of a worker fails.
     pub fn add(
         &mut self,
         crew: &dyn Crew,
@@ -73,7 +76,7 @@ struct Work<'w> {
 }
 
 impl Work<'_> {
-    /// Steps that a worker makes while no other works.
+    /// Runs a step on one worker at a time.
     fn one_by_one(&self, step: fn(&Worker<'_>)) {
         (0..self.crew.cpus()).for_each(|number| self.crew.as_worker(number, &mut |it| step(it)));
     }
@@ -88,7 +91,8 @@ impl Work<'_> {
                     Ok(())
                 })
             });
-            // All are spawned before the first is waited for: they wait for each other.
+            // Spawns all workers before it joins the first, because the workers wait for each
+            // other.
             let workers: Vec<_> = workers.collect();
             let mut ends = workers.into_iter().map(|worker| worker.join());
             ends.try_for_each(|end| end.unwrap_or_else(|_| Err(failed())))
@@ -101,12 +105,13 @@ impl Work<'_> {
     fn by_processes(&self) -> Result<(), Problem> {
         let mut children = Vec::new();
         for number in 0..self.crew.cpus() {
-            // SAFETY: the process has one thread, so the child inherits no lock that is held.
+            // SAFETY: the process has one thread, so the child inherits no held lock.
             match unsafe { fork() }? {
                 ForkResult::Parent { child } => children.push(child),
                 ForkResult::Child => {
                     let end = self.child(number);
-                    // SAFETY: it ends the child at once: the parent's destructors do not run twice.
+                    // SAFETY: `_exit` ends the child at once, so the parent's destructors do not
+                    // run twice.
                     unsafe { libc::_exit(i32::from(end.is_err())) }
                 }
             }
@@ -136,7 +141,7 @@ impl Work<'_> {
             let taken = start.elapsed();
             let awake = time_of_thread().saturating_sub(awake);
             let after = Switches::now();
-            // A thread that slept waited for another one, as on any machine.
+            // A thread that slept was waiting for another thread, as on any machine.
             let ran = after.voluntary > before.voluntary || awake + SPARE > taken;
             let clean = after.involuntary == before.involuntary && ran;
             let sample = if clean { (taken.as_nanos() as u64).max(1) } else { 0 };
@@ -152,7 +157,7 @@ fn failed() -> Problem {
     Problem("a call of an operation failed; the panic above has the reason".to_owned())
 }
 
-/// Waits for all children. If one fails, the others would wait for it, so they are ended.
+/// Waits for all children. If one fails, kills the others, which would wait for it.
 fn wait_for(mut children: Vec<Pid>) -> Result<(), Problem> {
     while !children.is_empty() {
         let status = wait()?;
@@ -171,7 +176,7 @@ fn wait_for(mut children: Vec<Pid>) -> Result<(), Problem> {
 /// Binds the running thread to one of the process's CPUs.
 ///
 /// # Errors
-/// If they are fewer.
+/// If the process may use fewer CPUs.
 pub fn stay_on(number: u16) -> Result<(), Problem> {
     let allowed = allowed_cpus()?;
     let cpu = allowed.get(usize::from(number));
@@ -183,11 +188,11 @@ pub fn stay_on(number: u16) -> Result<(), Problem> {
     Ok(sched_setaffinity(Pid::from_raw(0), &set)?)
 }
 
-/// Refuses more workers than the process may use CPUs: a worker without one would keep the others
-/// waiting.
+/// Refuses more workers than the number of CPUs that the process may use, because a worker without
+/// a CPU would keep the others waiting.
 ///
 /// # Errors
-/// If `cpus` has too large a number.
+/// If a number in `cpus` is too large.
 pub fn check(cpus: &[u16]) -> Result<(), Problem> {
     let allowed = allowed_cpus()?.len();
     match cpus.iter().find(|cpus| usize::from(**cpus) > allowed) {
@@ -197,16 +202,16 @@ pub fn check(cpus: &[u16]) -> Result<(), Problem> {
 }
 
 fn allowed_cpus() -> Result<Vec<usize>, Problem> {
-    // Of the process: its first thread is never moved.
+    // Uses the set of the process, whose first thread is never bound to a single CPU.
     let set = sched_getaffinity(Pid::this())?;
     Ok((0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false)).collect())
 }
 
 /// The number of times that the running thread left its CPU.
 struct Switches {
-    /// To wait for another thread.
+    /// Switches to wait for another thread.
     voluntary: i64,
-    /// Since another thread took the CPU.
+    /// Switches because another thread took the CPU.
     involuntary: i64,
 }
 

@@ -16,13 +16,13 @@ thread_local! {
 /// All holds of one lock.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Hold {
-    /// The total time for which it was held.
+    /// The total hold time.
     pub nanoseconds: u64,
-    /// How often.
+    /// The number of holds.
     pub count: u64,
 }
 
-/// The nanoseconds between two readings of the clock: each hold seems this much longer.
+/// The nanoseconds between two readings of the clock, by which each hold appears longer.
 pub fn clock_cost() -> f64 {
     const READINGS: u32 = 10_000;
     let total: u128 = (0..READINGS).map(|_| Instant::now().elapsed().as_nanos()).sum();
@@ -38,11 +38,11 @@ pub fn holds_during(work: impl FnOnce()) -> HashMap<usize, Hold> {
     HOLDS.take()
 }
 
-/// A spin lock that adds up how long the running thread holds it.
+/// A spin lock that adds up the running thread's hold times.
 pub struct TimedLock(SpinLock);
 
-// SAFETY: 1. the lock inside excludes. 2. Neither the lock inside nor the clock panics, and the map
-// is borrowed for an insertion only, which takes no lock of this kind.
+// SAFETY: 1. the inner lock provides exclusion. 2. Neither the inner lock nor the clock panics, and
+// the map is borrowed only for an insertion, which acquires no lock of this type.
 unsafe impl RawLock for TimedLock {
     type State = Option<Instant>;
 
@@ -60,7 +60,7 @@ unsafe impl RawLock for TimedLock {
 
     unsafe fn unlock(&self, since: Self::State) {
         let held = since.map(|since| since.elapsed().as_nanos() as u64);
-        // SAFETY: 1. and 2. are the caller's.
+        // SAFETY: 1. and 2. are the caller's obligations.
         unsafe { self.0.unlock(()) };
         if let Some(held) = held {
             let address = std::ptr::from_ref(self).addr();

@@ -1,5 +1,5 @@
-//! Tests in a process of their own: tests that read the mappings of their process, because
-//! concurrent tests map and unmap memory; and tests that end their process.
+//! Tests that need their own process: tests that read the mappings of their process, which
+//! concurrent tests would change, and tests that end their process.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
@@ -7,9 +7,9 @@ use std::process::{Command, Output};
 /// The environment variable set in a process that runs a single test.
 const ENVIRONMENT: &str = "BINDERY_ALONE";
 
-/// Whether the test `name` of `module` has just run in a process of its own: this program, started
-/// once more for it. In that process returns false, and the test must continue. Panics if the test
-/// failed there.
+/// Runs the test `name` of `module` in its own process, in which this program is started again.
+/// Returns true after that run, and false inside that process, where the test must continue. Panics
+/// if the test failed there.
 #[track_caller]
 pub fn ran_alone(module: &str, name: &str) -> bool {
     let Some(output) = run_alone(module, name) else { return false };
@@ -20,7 +20,7 @@ pub fn ran_alone(module: &str, name: &str) -> bool {
     true
 }
 
-/// Like [`ran_alone`], for a test that must abort its process: returns the standard error of that
+/// Like [`ran_alone`], for a test that must abort its process. Returns the standard error of that
 /// process. Panics if the process ended in another way.
 #[track_caller]
 pub fn aborted_alone(module: &str, name: &str) -> Option<String> {
@@ -32,7 +32,7 @@ pub fn aborted_alone(module: &str, name: &str) -> Option<String> {
     Some(text)
 }
 
-/// Runs the test in a process of its own. `None` in that process.
+/// Runs the test in its own process. Returns `None` inside that process.
 #[track_caller]
 fn run_alone(module: &str, name: &str) -> Option<Output> {
     if std::env::var_os(ENVIRONMENT).is_some() {

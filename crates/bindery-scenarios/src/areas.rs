@@ -1,11 +1,11 @@
-//! The calls on areas of a kernel map that are unsafe in a kernel, as tests make them.
+//! Safe versions, for tests, of the kernel map calls that are unsafe in a kernel.
 
 use bindery::addr::{VirtAddr, VirtRange};
 use bindery::arch::Permissions;
 use bindery::{KernelMap, KernelMapError, Platform, UnmapTime, VmallocOptions};
 
 /// On the machines of these tests, addresses of the kernel are reached only through the modeled
-/// MMU, never by a pointer. So a test may free memory that is still in use, and expect a violation.
+/// MMU, never by a pointer. So a test may free memory that is still in use and expect a violation.
 pub trait Areas {
     /// `vfree`
     fn free_vmalloc(&self, start: VirtAddr) -> Result<(), KernelMapError>;
@@ -26,7 +26,7 @@ pub trait Areas {
 
 impl<P: Platform> Areas for KernelMap<'_, P> {
     fn free_vmalloc(&self, start: VirtAddr) -> Result<(), KernelMapError> {
-        // SAFETY: 1. to 3. no pointer leads to an area (see the trait).
+        // SAFETY: 1. to 3. no pointer refers to an area (see the trait).
         unsafe { self.vfree(start) }
     }
 

@@ -24,8 +24,8 @@ pub struct Driver {
 }
 
 // SAFETY: 1. only programs use the frames of the tests' devices, and blocks of the memory that the
-// test allocated; 2. the tests free such a block after they have revoked it, or see that it is not
-// freed.
+// test allocated; 2. the tests free such a block only after they have revoked it, or verify that
+// the free fails.
 unsafe impl FrameSource for Driver {
     fn piece(&self, page: u64) -> Option<FramePiece> {
         let pieces = self.pieces.lock().unwrap();

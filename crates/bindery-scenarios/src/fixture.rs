@@ -1,5 +1,5 @@
 //! A fixture for tests that break invariants or make calls that the core must refuse: one address
-//! space with a program in it, on a strict machine; audited after the scenario.
+//! space with a program in it, on a strict machine that is audited after the scenario.
 
 use bindery::addr::{Frame, VirtAddr};
 use bindery::check::{self, Violation};

@@ -32,7 +32,7 @@ pub fn map_with<A: Walk>(
     KernelMap::with_reach(memory, arena::<A>(bytes), reach).expect("a kernel map")
 }
 
-/// Purges, since TLBs may hold freed areas before; audits the core and the TLBs, and panics with
+/// Purges, because TLBs may still hold freed areas, then audits the core and the TLBs. Panics with
 /// the first violation.
 #[track_caller]
 pub fn audit<A: Walk>(
@@ -67,7 +67,7 @@ pub fn translate<A: Walk>(
     machine.translate_kernel(map.root(), at, AccessKind::Read)
 }
 
-/// Takes frames through a lasting area: every `step`-th of many.
+/// Obtains frames through a permanent area: every `step`-th of many.
 pub fn scattered<A: Walk>(
     map: &KernelMap<'_, Machine<A>>,
     pages: u64,
@@ -132,7 +132,7 @@ pub fn assert_filled<A: Walk>(
     }
 }
 
-/// The number of rounds: `BINDERY_DEEPER=1` multiplies it by twenty.
+/// The number of rounds, which `BINDERY_DEEPER=1` multiplies by twenty.
 pub fn rounds(usual: u64) -> u64 {
     if std::env::var_os("BINDERY_DEEPER").is_some() { 20 * usual } else { usual }
 }
@@ -154,7 +154,7 @@ impl Numbers {
     }
 }
 
-/// Sets the flag when it is dropped, so that no thread waits for one that has panicked. Made before
+/// Sets the flag when it is dropped, so that no thread waits for a panicked thread. Created before
 /// the threads that read the flag.
 pub struct Finished<'a>(pub &'a AtomicBool);
 

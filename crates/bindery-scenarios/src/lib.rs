@@ -1,8 +1,8 @@
 //! Shared parts of the scenario tests of `bindery-hosted`: a machine with the core on it, and the
 //! audit at the end.
 //!
-//! Each folder of `crates/bindery-hosted/tests` is a test program that compiles only its own code:
-//! the core is compiled once, with the machines (the feature `instances` of `bindery-hosted`).
+//! Each folder of `crates/bindery-hosted/tests` is a test program that compiles only its own code.
+//! The core is compiled once, together with the machines (feature `instances` of `bindery-hosted`).
 
 #![deny(
     clippy::wildcard_enum_match_arm,
@@ -38,8 +38,8 @@ pub const READ_WRITE_EXECUTE: Protection =
 
 pub const READ_WRITE: Protection = Protection::READ.union(Protection::WRITE);
 
-/// A machine of the given configuration, and its memory, managed by the core, with arbitrary
-/// content.
+/// A machine of the given configuration, and its memory, managed by the core and with arbitrary
+/// initial content.
 pub fn memory_with<A: Walk>(config: Config) -> (Machine<A>, Memory<Machine<A>>) {
     let machine = Machine::<A>::new(Config { contents: Contents::Anything, ..config });
     let memory = machine.memory().expect("memory");
@@ -79,7 +79,7 @@ pub fn options() -> SpaceOptions {
     SpaceOptions::default()
 }
 
-/// Audits the core and the TLBs, and panics with the first violation.
+/// Audits the core and the TLBs. Panics with the first violation.
 #[track_caller]
 pub fn audit<A: Walk>(
     machine: &Machine<A>,

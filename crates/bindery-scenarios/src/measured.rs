@@ -1,4 +1,4 @@
-//! A platform that adds up the work of each read section, and keeps the maximum.
+//! A platform that adds up the work of each read section and records the maximum.
 
 use std::cell::Cell;
 use std::sync::Mutex;
@@ -12,13 +12,13 @@ use bindery_hosted::{Config, Contents, Machine, Walk, pass_on};
 use super::waiting::{self, TellingLock};
 
 thread_local! {
-    /// Whether it calls the hook.
+    /// Whether this thread calls the hook.
     static HOOKED: Cell<bool> = const { Cell::new(false) };
     /// The nesting depth of read sections of this thread.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
     /// The lowest stack address at which the core has called the platform.
     static LOWEST: Cell<usize> = const { Cell::new(usize::MAX) };
-    /// The work since it entered the outermost section.
+    /// The work since this thread entered its outermost section.
     static DONE: Cell<Section> = const { Cell::new(Section { entries: 0, tables: 0, bytes: 0 }) };
 }
 
@@ -46,7 +46,7 @@ pub struct Measured<A: Walk> {
 type Hook = Box<dyn FnMut() + Send>;
 
 impl<A: Walk> Measured<A> {
-    /// Makes this thread call `hook` before it enters an outermost read section, during `work`.
+    /// During `work`, makes this thread call `hook` before it enters an outermost read section.
     pub fn with_hook(&self, hook: Hook, work: impl FnOnce()) {
         *self.hook.lock().unwrap() = Some(hook);
         HOOKED.set(true);
@@ -55,7 +55,7 @@ impl<A: Walk> Measured<A> {
         *self.hook.lock().unwrap() = None;
     }
 
-    /// The maximum of each since the last call.
+    /// The maximum of each field since the last call.
     pub fn take_most(&self) -> Section {
         Section {
             entries: self.entries.swap(0, Relaxed),
@@ -64,13 +64,13 @@ impl<A: Walk> Measured<A> {
         }
     }
 
-    /// Entries examined, read sections, and checks for signals so far: each turn of a loop does at
-    /// least one.
+    /// Entries examined, read sections, and checks for signals so far: each iteration of a loop
+    /// performs one or more.
     pub fn steps(&self) -> u64 {
         self.steps.load(Relaxed)
     }
 
-    /// The number of reports of work so far: one for each run of entries.
+    /// The number of work reports so far, one for each run of entries.
     pub fn pieces(&self) -> u64 {
         self.pieces.load(Relaxed)
     }
@@ -110,7 +110,7 @@ fn add(more: Section) {
     });
 }
 
-// SAFETY: the machine inside meets all obligations.
+// SAFETY: the inner machine meets all obligations.
 unsafe impl<A: Walk> Platform for Measured<A> {
     type Arch = A;
     type Mutex = TellingLock;

@@ -17,7 +17,7 @@ use crate::{MIB, audit, strict};
 
 pub const PAGE: u64 = 4096;
 
-/// Runs `scenario` with a memory, and verifies that it leaves no object and no leak.
+/// Runs `scenario` with a memory and verifies that no object is left and nothing has leaked.
 #[track_caller]
 pub fn in_memory(scenario: impl FnOnce(&Memory<Machine<X86_64<4>>>, &dyn Fn() -> Report)) {
     let (machine, memory) = strict::<X86_64<4>>(32 * MIB);
@@ -37,7 +37,7 @@ pub struct Chance {
 }
 
 impl Chance {
-    /// Pages are those of the `span` bytes at `at`. The seed is not 0.
+    /// Selects pages from the `span` bytes at `at`. The seed is not 0.
     pub fn new(seed: u64, (at, span): (u64, u64)) -> Self {
         Self { state: seed, range: (at, span) }
     }
@@ -63,7 +63,7 @@ impl Chance {
 #[derive(Clone, Copy, Debug)]
 pub enum Op {
     Read(u64, u64),
-    /// At this offset, this number of bytes, all of this value.
+    /// Offset, number of bytes, and the value of every byte.
     Write(u64, u64, u8),
     SetSize(u64),
     Punch(u64, u64),
@@ -286,7 +286,7 @@ impl Pager for Failing {
         let pages = first_page..first_page + into.length() as u64 / PAGE;
         let asked = Self::ask(&self.reads_left);
         if asked.is_err() || pages.contains(&self.bad_page.load(Relaxed)) {
-            // The bytes written by then must not become visible.
+            // The bytes appended before the failure must not become visible.
             into.append_all(0xdd);
             return Err(PagerError::InputOutput);
         }

@@ -1,5 +1,5 @@
-//! Detects that a call waits for another one, by counting instead of timing: a platform with these
-//! locks and waits reports it at once.
+//! Detects that a call waits for another call by counting instead of timing. A platform with these
+//! locks and waits reports a wait at once.
 
 use std::cell::RefCell;
 
@@ -17,7 +17,7 @@ thread_local! {
     static TOLD: RefCell<Option<Told>> = const { RefCell::new(None) };
 }
 
-/// Runs `work`, and calls `tell` whenever this thread has to wait for another one.
+/// Runs `work` and calls `tell` whenever this thread has to wait for another thread.
 pub fn told<R>(tell: impl Fn() + 'static, work: impl FnOnce() -> R) -> R {
     TOLD.set(Some(Told { relaxed: 0, tell: Box::new(tell) }));
     let result = work();
@@ -51,7 +51,7 @@ pub struct TellingLock(LockApi05<parking_lot::RawMutex>);
 
 type State = <LockApi05<parking_lot::RawMutex> as RawLock>::State;
 
-// SAFETY: the lock is parking_lot's, used only here.
+// SAFETY: the lock is parking_lot's and is used only here.
 unsafe impl RawLock for TellingLock {
     const UNLOCKED: Self = Self(LockApi05::UNLOCKED);
 

@@ -1,8 +1,8 @@
 //! Regions for physical memory, including those of dropped machines.
 //!
-//! A test makes thousands of small machines. The host would clear each one's memory page by page,
-//! at its first access, and free it at the end: a third of a short test's time. So small regions
-//! are kept unchanged.
+//! A test creates thousands of small machines. The host would clear the memory of each machine page
+//! by page at the first access and free it at the end, which takes a third of a short test's time.
+//! So small regions are kept and reused uncleared.
 
 use std::ptr::{self, NonNull};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -78,7 +78,7 @@ pub(super) fn take(bytes: usize) -> Region {
     found.unwrap_or_else(|| Region::new(bytes))
 }
 
-/// Keeps a region that no machine uses any more, in place of the one kept longest.
+/// Keeps a region that no machine uses. If the list is full, it replaces the oldest region.
 pub(super) fn keep(region: Region) {
     if region.bytes > LARGEST {
         return;
@@ -91,7 +91,7 @@ pub(super) fn keep(region: Region) {
 }
 
 fn kept() -> MutexGuard<'static, Vec<Region>> {
-    // A panic leaves the list whole: it is only changed by single calls of `Vec`.
+    // A panic leaves the list consistent, because only single calls of `Vec` change it.
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -5,8 +5,8 @@
 //! and break-before-make (D8.16, D8.17).
 //!
 //! Addresses with bits 63:48 clear use TTBR0, those with all of them set TTBR1; the address
-//! determines which of the two holds the root. `TCR_EL1.E0PD1` is set: EL0 sees nothing in TTBR1.
-//! `MAIR_EL1` is programmed as the core's documentation requires, with attributes 0 to 4.
+//! determines which of the two registers holds the root. `TCR_EL1.E0PD1` is set: EL0 sees nothing
+//! in TTBR1. `MAIR_EL1` is programmed as the core's documentation requires, with attributes 0 to 4.
 //!
 //! Our level 4 is the manual's level 0, our level 1 its level 3.
 

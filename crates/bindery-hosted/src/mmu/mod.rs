@@ -1,8 +1,8 @@
 //! The MMU: the hardware's use of page tables, for programs ([`Mode::User`]) and for the kernel.
 //!
 //! [`Walk`] defines the meaning of one architecture's bits **to the hardware**. The definitions are
-//! written from the architecture manuals and share nothing with the core's [`Arch`]: a mistake in a
-//! shared definition would be found by no test. [`walk`] walks tables with them.
+//! written from the architecture manuals and share nothing with the core's [`Arch`], because no
+//! test would find a mistake in a shared definition. [`walk`] uses the definitions to walk tables.
 
 pub(crate) mod walk;
 
@@ -18,12 +18,12 @@ use bindery::arch::{Arch, MemoryType, Permissions};
 pub(crate) use rights::Access;
 pub use rights::{AccessKind, MmuFault, Mode, Rights};
 
-/// A translation as the hardware holds it, in a TLB or on the way there.
+/// A translation as the hardware holds it, either in a TLB or before insertion into one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Translation {
     /// The first virtual address.
     pub start: u64,
-    /// Base-2 logarithm of the base pages that it covers.
+    /// Base-2 logarithm of the number of base pages covered.
     pub order: u8,
     /// The first frame; aligned to the order.
     pub frame: u32,
@@ -41,26 +41,26 @@ pub struct Translation {
 }
 
 impl Translation {
-    /// The number of bytes that it covers.
+    /// The number of bytes covered.
     #[inline]
     pub const fn bytes(&self) -> u64 {
         PAGE_SIZE << self.order
     }
 
-    /// The last address that it covers.
+    /// The last address covered.
     #[inline]
     pub const fn last(&self) -> u64 {
         // Aligned to its size, so that this cannot overflow, unlike the address after it.
         self.start | (self.bytes() - 1)
     }
 
-    /// The address after the last one that it covers; 0 if that is the last of all.
+    /// The exclusive end; 0 if the translation covers the last address of the address space.
     #[inline]
     pub const fn end(&self) -> u64 {
         self.start.wrapping_add(self.bytes())
     }
 
-    /// Whether it covers `addr`.
+    /// Whether the translation covers `addr`.
     #[inline]
     pub const fn covers(&self, addr: u64) -> bool {
         addr.wrapping_sub(self.start) < self.bytes()
@@ -78,14 +78,14 @@ impl Translation {
         access.is_allowed(self.permissions)
     }
 
-    /// Whether it is allowed without recording anything in the table.
+    /// Whether the access is allowed without recording anything in the table.
     #[inline]
     pub(crate) fn serves(&self, access: Access) -> bool {
         self.allows(access) && (self.dirty || !access.is_write())
     }
 
-    /// Whether the two translate the same addresses to the same memory in the same way. Otherwise a
-    /// TLB must not hold both: it may use either for an address that both cover.
+    /// Whether both translations map the same addresses to the same memory in the same way. If not,
+    /// a TLB must not hold both, because it may use either for an address that both cover.
     pub(crate) fn agrees(&self, other: &Self) -> bool {
         let place = |leaf: &Self| (leaf.start, leaf.order, leaf.frame, leaf.memory);
         place(self) == place(other)
@@ -97,29 +97,29 @@ impl Translation {
 pub enum Meaning {
     /// The valid bit is clear.
     Invalid,
-    /// It points to a table of the next lower level.
+    /// The entry points to a table of the next lower level.
     Table {
         /// The frame of the table.
         frame: u64,
-        /// The rights that it allows everything below it.
+        /// The limit on the rights of everything below the entry.
         rights: Rights,
         /// The hardware need not record a use.
         accessed: bool,
     },
     /// The entry maps memory.
     Leaf(Leaf),
-    /// The manual calls it reserved, or forbids it; has the broken rule.
+    /// The manual reserves or forbids the entry; holds the broken rule.
     Malformed(&'static str),
 }
 
 /// The meaning of a leaf to the hardware.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Leaf {
-    /// The first frame; for an entry in a contiguous run, that of the single entry.
+    /// The first frame; for an entry in a contiguous run, the first frame of that entry only.
     pub frame: u64,
-    /// The rights that it allows.
+    /// The rights that the leaf grants.
     pub rights: Rights,
-    /// The memory type of its bits.
+    /// The memory type that the leaf's bits encode.
     pub memory: MemoryType,
     /// The hardware need not record a use.
     pub accessed: bool,
@@ -127,8 +127,8 @@ pub struct Leaf {
     pub dirty: bool,
     /// The protection key; 0 if the architecture has none.
     pub key: u8,
-    /// Base-2 logarithm of the number of entries that form one translation with it; 0 for a single
-    /// one.
+    /// Base-2 logarithm of the number of entries in the leaf's contiguous run; 0 for a single
+    /// entry.
     pub block: u8,
     /// Further bits in which the entries of a block must agree.
     pub attributes: u64,
@@ -137,18 +137,18 @@ pub struct Leaf {
 /// The hardware's reaction when a cached translation does not allow an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Denial {
-    /// It drops its entries for the address and reads the tables again.
+    /// The hardware drops its entries for the address and reads the tables again.
     ReadAgain,
-    /// It reports a fault, repeatedly until software invalidates.
+    /// The hardware reports a fault on each access until software invalidates.
     Report,
 }
 
 /// Whether the hardware may cache invalid entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InvalidEntries {
-    /// It reads them each time.
+    /// The hardware reads invalid entries each time.
     NotCached,
-    /// It caches them until software invalidates.
+    /// The hardware caches invalid entries until software invalidates.
     Cached,
 }
 
@@ -190,7 +190,7 @@ impl Rules {
         addr >> shift << shift
     }
 
-    /// The last address that the entry at `level` covers; its first is `start`.
+    /// The last address that the entry at `level` covers. `start` is the first.
     #[inline]
     pub(crate) const fn last(&self, start: u64, level: u8) -> u64 {
         start | ((1 << self.shift(level)) - 1)
@@ -213,8 +213,8 @@ pub trait Walk: Arch {
     const RULES: Rules;
 
     /// Whether the root translates `addr` at all for the mode (canonical, within the translated
-    /// size). If each half of the addresses has its own root (AArch64), the root of a walk is that
-    /// of the half.
+    /// size). If each half of the addresses has its own root (AArch64), a walk starts at the root
+    /// of the half that contains `addr`.
     fn translates(addr: u64, mode: Mode) -> bool;
 
     /// Decodes the entry at `index` of a table of `level`.

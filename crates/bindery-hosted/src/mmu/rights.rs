@@ -15,7 +15,7 @@ pub enum AccessKind {
 }
 
 impl AccessKind {
-    /// The permission that it needs.
+    /// The permission that the access needs.
     #[inline]
     fn needs(self) -> Permissions {
         match self {
@@ -26,14 +26,13 @@ impl AccessKind {
     }
 }
 
-/// The mode of an access. Pages of user mode are closed to the kernel, as kernels set their
-/// machines up (x86-64: SMAP and SMEP, and CR0.WP; AArch64: PAN and PXN; RISC-V: `sstatus.SUM`
-/// clear).
+/// The mode of an access. The kernel may not access user-mode pages, as kernels configure their
+/// machines (x86-64: SMAP and SMEP, and CR0.WP; AArch64: PAN and PXN; RISC-V: `sstatus.SUM` clear).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Mode {
-    /// A program: it may use pages with [`Permissions::USER`].
+    /// A program, which may use pages with [`Permissions::USER`].
     User,
-    /// The kernel: it may use the other pages.
+    /// The kernel, which may use all other pages.
     Kernel,
 }
 
@@ -45,7 +44,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// Whether a translation with these permissions allows it.
+    /// Whether a translation with these permissions allows the access.
     #[inline]
     pub(crate) fn is_allowed(self, permissions: Permissions) -> bool {
         let needed = match self.mode {
@@ -68,13 +67,13 @@ pub struct MmuFault {
     pub addr: VirtAddr,
     /// The kind of access.
     pub access: AccessKind,
-    /// A translation exists, but does not allow the access (or is malformed). Otherwise there is
-    /// none.
+    /// Whether a translation exists that does not allow the access or is malformed. If false, no
+    /// translation exists.
     pub present: bool,
 }
 
-/// The accesses that an entry allows to each mode. A leaf belongs to one of them, but some formats
-/// have separate bits for the fetches of each, and a table above may close a leaf to user mode.
+/// The accesses that an entry allows to each mode. A leaf belongs to one mode, but some formats
+/// have separate execute bits for each mode, and a table above may revoke user-mode access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rights {
     /// For user mode; without [`Permissions::USER`], none.
@@ -94,12 +93,12 @@ impl Rights {
         Self { user: permissions, kernel: permissions - Permissions::USER }
     }
 
-    /// The rights that both allow.
+    /// The rights that both operands allow.
     pub(crate) fn both(self, other: Self) -> Self {
         Self { user: self.user & other.user, kernel: self.kernel & other.kernel }
     }
 
-    /// Whether this allows all that `other` does.
+    /// Whether `self` allows everything that `other` allows.
     pub(crate) fn contains(self, other: Self) -> bool {
         self.user.contains(other.user) && self.kernel.contains(other.kernel)
     }

@@ -29,14 +29,15 @@ impl<const LEVELS: u8> Walk for Riscv64<LEVELS> {
         levels: if LEVELS == 4 { 4 } else { 3 },
         index_bits: 9,
         denial: Denial::Report,
-        // 4.2.1: implicit reads may be made early and their results kept, whatever they are.
+        // 4.2.1: implicit reads may be performed early and their results cached, even for invalid
+        // entries.
         invalid: InvalidEntries::Cached,
         // The physical address (PMAs), not the entry, determines where fetches are allowed.
         fetches: Fetches::OnDemand,
     };
 
     fn translates(addr: u64, _mode: Mode) -> bool {
-        // Bits above the translated ones repeat the highest of those.
+        // All bits above the translated bits equal the highest translated bit.
         let translated = if LEVELS == 4 { 48 } else { 39 };
         let upper = (addr as i64) >> (translated - 1);
         upper == 0 || upper == -1

@@ -14,7 +14,7 @@ impl Walk for Tiny {
     };
 
     fn translates(addr: u64, _mode: Mode) -> bool {
-        // Both modes share one half; a kernel's pages lie among those of user mode.
+        // Both modes share one half, so kernel pages lie among user-mode pages.
         addr < 0x4_0000
     }
 

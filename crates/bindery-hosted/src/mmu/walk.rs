@@ -2,12 +2,12 @@
 //! down to a leaf.
 //!
 //! With [`Effect::Use`] it acts like the hardware: it checks the permission, then records the use
-//! (and the write) by compare-exchange; if the entry has changed, it reads it again. In a
-//! contiguous run the hardware may record both in any entry, and treat the block as used or written
-//! if any of its entries is; this walker uses that freedom, and picks an entry by a number that
-//! changes each time. With [`Effect::None`] it only reads, and is then strict with contiguous runs:
-//! all entries, no holes, one permission. (The hardware may meet a block with holes while it is
-//! built or taken apart.)
+//! (and the write) by compare-exchange; if the entry has changed, the walk reads the entry again.
+//! In a contiguous run the hardware may record either in any entry and treat the block as used or
+//! written if any of its entries is. This walker exercises that freedom: it picks an entry by a
+//! number that changes each time. With [`Effect::None`] the walk only reads, and then checks
+//! contiguous runs strictly: all entries present, without holes, with one permission. (The hardware
+//! may encounter a block with holes while software builds or splits the block.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,9 +25,9 @@ pub(crate) const MAX_LEVELS: usize = 6;
 /// The effects of a walk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Effect {
-    /// None: software reads.
+    /// None, for reads by software.
     None,
-    /// This access is made; the number chooses among the entries of a block.
+    /// The effects of this access; the number chooses among the entries of a block.
     Use(Access, u64),
 }
 
@@ -54,20 +54,20 @@ pub(crate) enum End {
     Malformed,
     /// At a leaf that does not allow the access.
     Denied(Translation),
-    /// At a leaf that allows it.
+    /// At a leaf that allows the access.
     Leaf(Translation),
 }
 
 /// A completed walk.
 #[derive(Debug)]
 pub(crate) struct Walked {
-    /// For each level, the table of an entry of this level, if one was read.
+    /// For each level, the table that holds the entry of this level, if the walk read one.
     tables: [Option<Table>; MAX_LEVELS],
     pub(crate) end: End,
 }
 
 impl Walked {
-    /// The table of the entry of `level`.
+    /// The table that holds the entry of `level`.
     pub(crate) fn table(&self, level: u8) -> Option<Table> {
         self.tables[usize::from(level)]
     }
@@ -224,13 +224,13 @@ impl At<'_> {
     }
 
     /// Whether leaves of this type may map the frames. Addresses outside of memory may be devices,
-    /// which must not be cached; their frame numbers fit 32 bits, like all.
+    /// whose mappings must be uncached; device frame numbers fit 32 bits like all others.
     fn may_map(&self, first: u64, count: u64, memory: MemoryType) -> bool {
         self.world.memory.holds(first, count)
             || memory != MemoryType::Normal && first + count <= 1 << u32::BITS
     }
 
-    /// The translation of the leaf, or of the block that it belongs to.
+    /// The translation of the leaf, or of the leaf's block.
     fn translation(&self, rules: &Rules, leaf: Leaf) -> Translation {
         let order = rules.index_bits * (u32::from(self.level) - 1);
         let shift = rules.shift(self.level) + u32::from(leaf.block);
@@ -302,7 +302,7 @@ impl At<'_> {
         Some((accessed, dirty))
     }
 
-    /// Records the use in the leaf, or in any entry of its block. Fails if it has changed.
+    /// Records the use in the leaf, or in any entry of its block. Fails if the entry has changed.
     fn record<A: Walk>(
         &self,
         index: u32,

@@ -1,5 +1,5 @@
 //! x86-64 with four or five levels; no-execute, CR0.WP, SMEP and SMAP on. CR4.PKE is on as well,
-//! and PKRU is always 0: TLBs hold the keys of leaves, and no key forbids anything. Intel 64 SDM
+//! and PKRU is always 0, so TLBs hold the keys of leaves but no key forbids an access. Intel 64 SDM
 //! volume 3A: sections 4.5.4 (formats), 4.6 (access rights), 4.8 (accessed and dirty), 4.9.2 (the
 //! memory type by the PAT), 4.10 (caching).
 //!

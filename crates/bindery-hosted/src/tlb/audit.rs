@@ -1,10 +1,10 @@
 //! Verifies that all entries of a strict TLB are still valid.
 //!
 //! A cached translation may be narrower than the tables (a denied access faults, and software reads
-//! the tables); it must not be wider. It must not be *dirty* if the table's entry is clean: a write
-//! through it would not be recorded. It must not have another size: the next access to a page that
-//! it does not cover would load a second translation. It may be *accessed* if the table's entry is
-//! not, which all kernels tolerate.
+//! the tables); it must not be wider. It must not be *dirty* if the table's entry is clean, because
+//! a write through the cached translation would not be recorded. It must not have another size,
+//! because the next access to an uncovered page would load a second translation. It may be
+//! *accessed* while the table's entry is not; all kernels tolerate this.
 
 use bindery::addr::{Frame, PAGE_SIZE};
 use bindery::arch::Permissions;

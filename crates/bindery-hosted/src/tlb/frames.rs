@@ -1,9 +1,9 @@
 //! The frames in a strict TLB, so that the release of a frame is checked without a search through
 //! all entries.
 //!
-//! A translation of order n begins at a frame that is a multiple of 2^n, so those that overlap a
-//! range of frames begin between the range's start, rounded down to 2^n, and its end: one search
-//! for each order in use.
+//! A translation of order n begins at a frame that is a multiple of 2^n, so the translations that
+//! overlap a range of frames begin between the start of the range, rounded down to 2^n, and its
+//! end. One search for each order in use finds them.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,6 @@
-//! The TLB of a CPU. It is locked for the whole of an access, including the copying of bytes: after
-//! an invalidation has had the lock, no access through the removed entries is in progress.
+//! The TLB of a CPU. The TLB stays locked for the whole of an access, including the copying of
+//! bytes. So once an invalidation has held the lock, no access through the removed entries is in
+//! flight.
 
 mod audit;
 mod frames;
@@ -33,7 +34,7 @@ pub enum TlbKind {
 pub(crate) enum Refusal {
     /// No translation exists.
     Absent,
-    /// The translation does not allow it.
+    /// The translation does not allow the access.
     Denied,
 }
 

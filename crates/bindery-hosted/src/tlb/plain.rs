@@ -11,7 +11,7 @@ use crate::mmu::{Access, Translation, Walk};
 use crate::stats::MmuCounts;
 use crate::violation::Place;
 
-/// The number of translations that it holds.
+/// The number of translations that the TLB holds.
 const SLOTS: usize = 1024;
 
 /// A page number that no address has.
@@ -70,7 +70,7 @@ impl<A: Walk> Plain<A> {
         }
         counts.walks += 1;
         let place = Place { cpu: self.cpu, root, addr };
-        // In a contiguous run it records uses in their own entries.
+        // In a contiguous run, each use is recorded in the entry of its own page.
         let effect = Effect::Use(access, page);
         let walked = walk::<A>(world, place, Table::root(root), A::RULES.levels, effect);
         match walked.end {

@@ -23,14 +23,14 @@ impl Space {
         leaf.covers(addr).then_some(*leaf)
     }
 
-    /// The translations that overlap `start..=last`. (Ranges have their last address here: the one
-    /// after it may be 2^64.)
+    /// The translations that overlap `start..=last`. (Ranges are inclusive here, since an exclusive
+    /// end may be 2^64.)
     pub(crate) fn leaves_in(&self, start: u64, last: u64) -> impl Iterator<Item = Translation> {
         let from = self.leaf(start).map_or(start, |leaf| leaf.start);
         self.leaves.range(from..=last).map(|(_, leaf)| *leaf)
     }
 
-    /// The cached table nearest to a leaf on the way to `addr`, with its level.
+    /// The cached table of the lowest level on the path to `addr`, with that level.
     pub(crate) fn nearest_table(&self, rules: &Rules, addr: u64) -> Option<(Table, u8)> {
         (2..=rules.levels).find_map(|level| {
             let table = self.tables[usize::from(level)].get(&rules.start(addr, level))?;
@@ -38,7 +38,7 @@ impl Space {
         })
     }
 
-    /// Whether an entry on the way to `addr` is cached as invalid.
+    /// Whether an entry on the path to `addr` is cached as invalid.
     pub(crate) fn is_invalid(&self, rules: &Rules, addr: u64) -> bool {
         (1..=rules.levels)
             .any(|level| self.invalid[usize::from(level)].contains(&rules.start(addr, level)))

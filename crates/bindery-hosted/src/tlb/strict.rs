@@ -2,7 +2,7 @@
 //!
 //! | the architecture allows | the strict TLB always does it |
 //! |---|---|
-//! | to cache translations, whole contiguous runs at once | they stay until invalidated; there is no limit |
+//! | to cache translations, whole contiguous runs at once | held until invalidated, without limit |
 //! | to cache intermediate entries | a walk starts at the nearest cached table |
 //! | to cache a translation that denied an access (not x86-64) | it denies until invalidated |
 //! | to cache invalid entries (RISC-V) | it faults until invalidated |
@@ -12,8 +12,8 @@
 //!
 //! **An invalidation for leaves only, on RISC-V.** `SFENCE.VMA` with an address orders only
 //! accesses to *leaf* entries for the address (privileged specification, 4.2.1). If the walk
-//! stopped at an invalid entry above level 1 that is a *table* now, it is not a leaf entry. So the
-//! TLB still treats it as invalid until an invalidation with
+//! stopped at an invalid entry above level 1 and that entry is now a *table*, it is not a leaf
+//! entry. So the TLB still treats the entry as invalid until an invalidation with
 //! [`Tables::Changed`](bindery::platform::Tables).
 
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ pub(crate) struct Strict<A> {
     frames: FrameIndex,
     /// The number of translations whose memory is not normal.
     typed: usize,
-    /// Chooses among the entries of a block; changes each time.
+    /// Chooses among the entries of a block; changes at each use.
     choice: u64,
     arch: PhantomData<A>,
 }
@@ -127,7 +127,7 @@ impl<A: Walk> Strict<A> {
         }
     }
 
-    /// Caches a translation. Any overlapping one must be the same with other permissions.
+    /// Caches a translation. An overlapping cached translation may differ only in permissions.
     fn fill(&mut self, world: World<'_>, place: Place, leaf: Translation) {
         let overlapping: Vec<_> =
             self.space(place.root).leaves_in(leaf.start, leaf.last()).collect();

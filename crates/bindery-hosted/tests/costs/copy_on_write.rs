@@ -21,9 +21,9 @@ type Space<'m, A> = AddressSpace<'m, Machine<A>>;
 
 const AT: u64 = GIB;
 const FOLIOS: u64 = 2;
-/// The maximum number of entries that a fault reads if it reads no others to learn whether the
-/// folio is shared: its own, at the decision and before it inserts the copy; and those that it
-/// writes, if it splits a contiguous run or a huge leaf.
+/// The maximum number of entries that a fault reads if it need not search for other sharers of the
+/// folio: its own entry, at the decision and before it inserts the copy, and the entries that it
+/// writes if it splits a contiguous run or a huge leaf.
 const OWN: u64 = 8;
 /// Walks over the entries of one folio, if each walk finds another process.
 const WALKS: u64 = 8;
@@ -82,7 +82,7 @@ impl<A: Walk> Scene<'_, A> {
 const PARENT: u64 = 1 << 32;
 const CHILD: u64 = 2 << 32;
 
-/// Runs a test with folios of each interesting order, and audits the result.
+/// Runs a test with folios of each interesting order and audits the result.
 fn with_folios<A: Walk>(test: impl Fn(&Scene<'_, A>, &Memory<Machine<A>>, &Space<'_, A>)) {
     for order in [4, 9] {
         let (machine, memory) = strict::<A>(64 * MIB);
@@ -200,12 +200,12 @@ fn held<A: Walk>() {
         let Inspection::Page { frame, .. } = parent.inspect(scene.page(0)) else {
             panic!("no page")
         };
-        // A reference of no known holder: a copy is correct, and leaves no record.
+        // With a reference from an unknown holder, a copy is correct and leaves no record.
         let copied = with_reference(memory, frame, |_, _| scene.write(parent, [0, 1], CHILD));
         assert_eq!(copied.map(|cost| (cost.walks, cost.copied)), Some((0, 2)));
         let reused = scene.write(parent, 2..scene.pages / FOLIOS, CHILD);
         assert_eq!(reused.copied, 0, "{reused:?}");
-        // A pin: the pages stay the program's, and the child gets copies.
+        // With a pin, the program retains the pages and the child gets copies.
         let folio = scene.pages / FOLIOS;
         let last = scene.page(scene.pages - 1);
         let pinned = parent.pin(last, 1, Access::Read, PinTime::Long).unwrap();
@@ -214,7 +214,7 @@ fn held<A: Walk>() {
         assert_eq!((own.walks, own.copied), (0, 0), "{own:?}");
         let Inspection::Page { frame, .. } = parent.inspect(last) else { panic!("no page") };
         assert_eq!(frame, pinned.first());
-        // The pinned folio's other pages were copied by both processes, or are copied now.
+        // Both processes have already copied the pinned folio's other pages or copy them now.
         scene.write(&child, folio..scene.pages, CHILD + CHILD);
         scene.write(parent, folio..scene.pages, CHILD);
         scene.assert_holds(parent, 0..scene.pages, CHILD);
@@ -240,7 +240,7 @@ fn moved<A: Walk>() {
         scene.assert_holds(parent, 0..scene.pages, PARENT);
         audit(scene.machine, memory, &[parent, &child]);
         drop(child);
-        // The same with a single process: neither part has all mappings.
+        // The same with a single process, in which neither part has all mappings.
         parent.mremap(from, half / 2, half / 2, Remap::To(to)).unwrap();
         let cost = scene.write(parent, 0..folio / 2, CHILD);
         assert!(cost.walks <= WALKS, "{cost:?}");

@@ -1,5 +1,5 @@
-//! Faults of every kind, with folios of every usual size. Each reads a few entries, and those that
-//! it changes. So the total cost of touching a folio is linear in its size.
+//! Faults of every kind, with folios of every usual size. Each fault reads a few entries besides
+//! the entries that it changes, so the total cost of touching a folio is linear in its size.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ type Space<'m, A> = AddressSpace<'m, Machine<A>>;
 
 const AT: VirtAddr = VirtAddr(GIB);
 const FOLIOS: u64 = 2;
-/// Level-1 entries that any fault may read, and a contiguous run, in all of which it sets the
+/// Level-1 entries that any fault may read, not counting a contiguous run in which it sets every
 /// accessed bit.
 const OWN: u64 = 8;
 /// Reads per written entry: for the decision, for the change, and afterwards.
@@ -137,7 +137,7 @@ fn forked<A: Walk>(kinds: &mut Kinds, memory: &Memory<Machine<A>>) {
         drop(child);
         kinds.touch(&space, Access::Write, FOLIOS, "writes after the child has gone");
     }
-    // The other process drops pages one by one, so the counts do not tell which process is the
+    // The other process drops pages one by one, so the counts do not show which process is the
     // last.
     let child = space.fork().unwrap();
     for number in (0..kinds.pages).step_by(2) {

@@ -71,7 +71,7 @@ fn pinned<A: Walk>() {
     drop(pins);
 }
 
-/// A child exits, and then its parent. Both have private pages among the shared ones.
+/// A child exits, then its parent. Both have private pages among the shared pages.
 fn exits<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let free = memory.free_frame_count();
@@ -91,7 +91,7 @@ fn exits<A: Walk>() {
     memory.trim();
     assert!(memory.free_frame_count() >= before + 3, "the first child's own pages");
     audit(&machine, &memory, &[&parent, &second]);
-    // A part only: the table stays.
+    // Unmaps only a part, so the table is not freed.
     parent.munmap(page(5), 200 * PAGE_SIZE).unwrap();
     audit(&machine, &memory, &[&parent, &second]);
     drop(parent);

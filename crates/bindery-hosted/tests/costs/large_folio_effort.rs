@@ -18,7 +18,7 @@ on_every_architecture! {
 const AT: u64 = GIB;
 const SIZE: u64 = 2 * MIB;
 
-/// A memory whose embedder holds all frames that could form a large folio, and frees them on
+/// A memory whose embedder holds all frames that could form a large folio and frees them on
 /// request.
 struct Scene<A: Walk> {
     machine: Machine<A>,

@@ -48,7 +48,7 @@ fn with_locked<A: Walk>(
     });
 }
 
-/// Reclaim finds evictable pages without a look at each locked page.
+/// Reclaim finds evictable pages without visiting each locked page.
 fn locked_pages_are_passed_over<A: Walk>(sharing: Sharing) {
     const OTHERS: u64 = 64;
     with_locked::<A>(sharing, |memory, space| {
@@ -73,8 +73,8 @@ fn what_a_child_keeps_goes<A: Walk>(sharing: Sharing) {
     });
 }
 
-/// Reclaims in rounds of 32 pages until `pages` are swapped out. Returns the number of frames that
-/// it passed.
+/// Reclaims in rounds of 32 pages until `pages` are swapped out. Returns the number of scanned
+/// frames.
 fn rounds<A: Walk>(memory: &Memory<Measured<A>>, pages: u64) -> u64 {
     let (mut freed, mut scanned) = (0, 0);
     while freed < pages {
@@ -85,7 +85,7 @@ fn rounds<A: Walk>(memory: &Memory<Measured<A>>, pages: u64) -> u64 {
     scanned
 }
 
-/// Within the turn in which the pages become cold.
+/// Unlocked pages are reclaimed within the turn in which they become cold.
 fn unlocked_pages_go<A: Walk>(sharing: Sharing) {
     let unlock = |space: &Space<'_, A>| space.munlock(VirtAddr(AT), LOCKED * PAGE_SIZE).unwrap();
     with_locked::<A>(sharing, |memory, space| {
@@ -107,8 +107,8 @@ fn unlocked_pages_go<A: Walk>(sharing: Sharing) {
     });
 }
 
-/// The locked mapping is removed. In each turn one folio is pinned, and may be freed later; others
-/// can be freed at once, so the search continues past it.
+/// The locked mapping is removed. In each turn one folio is pinned and may be freed only later;
+/// other folios can be freed at once, so the search continues past the pinned folio.
 fn pages_go_beside_others<A: Walk>(sharing: Sharing) {
     with_locked::<A>(sharing, |memory, space| {
         let child = space.fork().unwrap();

@@ -1,5 +1,5 @@
-//! Large, mostly empty mappings: the work of a call grows with the pages, not with the addresses.
-//! Every call that passes over a range belongs in [`CALLS`].
+//! Large, mostly empty mappings: the work of a call is linear in the number of pages, not in the
+//! address range. Every call that passes over a range belongs in [`CALLS`].
 
 use bindery::addr::{VirtAddr, VirtRange};
 use bindery::arch::X86_64;
@@ -17,7 +17,7 @@ use crate::support::{GIB, MIB, fixed, options};
 type P = Measured<X86_64<4>>;
 type Space<'m> = AddressSpace<'m, P>;
 
-/// A TiB. It has half a million level-1 tables if it is full.
+/// A TiB, which needs half a million level-1 tables if it is full.
 const LENGTH: u64 = 1 << 40;
 const PAGE: u64 = 4096;
 const AT: VirtAddr = VirtAddr(1 << 41);
@@ -98,7 +98,7 @@ const CALLS: &[Call] = &[
     }),
 ];
 
-/// Advice that fills its range, or marks each table of it.
+/// Advice that fills its range or marks each table in it.
 fn fills(kind: Kind, advice: Advice) -> bool {
     matches!(advice, Advice::PopulateRead | Advice::PopulateWrite | Advice::GuardInstall)
         // As on Linux, it allocates pages that the object lacks, a span at a time.
@@ -129,8 +129,8 @@ fn with_mapping(
     } else {
         space.mmap(&request).unwrap();
     }
-    // Gives the mapping its anon group, if its kind has one. A discard of a part would leave the
-    // emptied tables.
+    // Gives the mapping its anon group, if its kind has one. The discard covers the whole mapping
+    // because a partial discard would leave the emptied tables.
     space.fault(AT, Access::Write).unwrap();
     space.madvise(AT, LENGTH, Advice::DontNeed).unwrap();
     let _ = space.madvise(AT, PAGE, Advice::Remove);

@@ -1,5 +1,5 @@
-//! Writes to private base pages after the other sharer has exited: the number of faults and of
-//! entries that they read, and the entries that stay read-only.
+//! Writes to private base pages after the other sharer has exited: the number of faults, the number
+//! of entries that the faults read, and the entries that stay read-only.
 
 use std::thread;
 
@@ -30,7 +30,7 @@ on_every_architecture! {
 const AT: u64 = GIB;
 /// Two tables, and part of a third.
 const PAGES: u64 = 1100;
-/// Linux has no limit: each fault makes one page writable.
+/// The maximum batch. Linux needs no such limit, since each of its faults makes one page writable.
 const MOST_AHEAD: u64 = 64;
 
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;
@@ -178,7 +178,7 @@ fn shared_ahead<A: Walk>() {
         let child = scene.space.fork().unwrap();
         let program = Program::new(scene.machine, &child);
         let own = |page: u64| page < 20 || page.is_multiple_of(3);
-        // The child has copied these: only the parent maps them.
+        // The child has copied these pages, so only the parent maps them.
         for page in (0..PAGES).filter(|page| own(*page)) {
             program.store(at(page), page + 9).unwrap();
         }
@@ -198,7 +198,7 @@ fn shared_ahead<A: Walk>() {
 }
 
 fn watched<A: Walk>() {
-    // Soft-dirty: each page's first write is recorded in its entry.
+    // With soft-dirty tracking, each page's first write is recorded in its entry.
     after_a_fork::<A>(|scene| {
         proc::clear_refs(scene.space, ClearRefs::SoftDirty).unwrap();
         drop(scene.space.fork().unwrap());
@@ -208,7 +208,7 @@ fn watched<A: Walk>() {
         }
         scene.assert_holds(0..32, |page| page + 1);
     });
-    // A userfaultfd: its handler may protect any page.
+    // With a userfaultfd, its handler may protect any page.
     after_a_fork::<A>(|scene| {
         let features = UserfaultFeatures::empty();
         let fd = scene.space.userfault(features, UserfaultScope::All).unwrap();

@@ -1,5 +1,5 @@
-//! Many mappings in one address space, and of one object: the steps of a call grow with the
-//! logarithm of their number.
+//! Many mappings in one address space, and of one object: the steps of a call are logarithmic in
+//! the number of mappings.
 
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;
@@ -40,7 +40,7 @@ fn at(number: u64) -> VirtAddr {
 
 #[test]
 fn keeping_flat_towers_slows_no_fault_down() {
-    // As if each address space drew the same heights: a program could predict them.
+    // Simulates address spaces that all draw the same heights, which a program could predict.
     let mut random = 1_u64;
     let mut height = || {
         random ^= random << 13;
@@ -119,7 +119,7 @@ fn many_mappings_cost_each_call_a_logarithm() {
         // as many.
         let bound = 14 * u64::from(count.ilog2().div_ceil(2));
         assert!(fault <= bound, "a fault among {count} looks at {fault}, {bound} are allowed");
-        // A call makes up to ten searches, and measures what it has changed.
+        // A call performs up to ten searches and also measures its changes.
         assert!(costs.iter().all(|cost| *cost <= 8 * bound), "{count}: {costs:?}");
         if let Some(before) = before.replace(costs) {
             let grown = costs.iter().zip(before).all(|(now, then)| *now <= 2 * then + 20);
@@ -182,7 +182,7 @@ fn an_objects_many_mappings_cost_a_logarithm() {
         let (machine, memory) = plain(512 * MIB, 0);
         let object = objects::memfd(&memory, 4 * PAGE_SIZE);
         let space = AddressSpace::new(&memory, options()).unwrap();
-        // All of them map page 0, except one, which maps page 2.
+        // All mappings map page 0 except one, which maps page 2.
         let each = |number| if number == count / 2 { 2 } else { 0 };
         let most = (0..count)
             .map(|number| steps(&object, || map_page(&space, &object, number, each(number))));

@@ -61,7 +61,8 @@ fn fill<A: Walk>(space: &Space<'_, A>, filling: Filling) {
     }
 }
 
-/// A filled range. Neighbors keep its first and last table, so that the calls have edges.
+/// A filled range. Neighboring pages share its first and last table, so that calls cover partial
+/// tables.
 fn filled<'m, A: Walk>(memory: &'m Memory<Measured<A>>, filling: Filling) -> Space<'m, A> {
     if filling.order > 0 {
         memory.folio_policy().set(Order(filling.order), SizeMode::Always);
@@ -110,7 +111,7 @@ fn calls_are_bounded<A: Walk>(filling: Filling) {
         flushed_together(&space, filling, || space.madvise(START, size, advice).unwrap());
         bounded(&memory, "forgetting");
     }
-    // Not at the edges of tables on either side.
+    // A range that starts and ends inside tables.
     let inner = at_offset(size / 4 + PAGE_SIZE);
     space.discard(inner, size / 4 + 2 * PAGE_SIZE).unwrap();
     bounded(&memory, "discard");
@@ -203,7 +204,7 @@ fn relatives_get_the_reverse_map_between_pieces() {
             }
         }
     });
-    // Two tables per batch; the reverse map is locked only for the entries of each.
+    // Two tables per batch; the reverse map is locked only for the entries of one batch at a time.
     let pieces = DENSE.size / (4 * MIB);
     assert!(free >= pieces && busy >= pieces, "free {free} times, busy {busy} times");
 }

@@ -1,5 +1,5 @@
 //! Reclaim of anonymous pages that a family of address spaces shares: a page costs a few steps in
-//! each of them, whatever surrounds it.
+//! each address space, whatever surrounds the page.
 
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, X86_64};
@@ -12,13 +12,13 @@ use crate::support::{GIB, MIB, fixed, options};
 
 const AT: VirtAddr = VirtAddr(GIB);
 const CHILDREN: u64 = 20;
-/// Steps per page in each process: two turns of the clock with their age updates, and the swap-out.
-/// One more for the read sections in which the swap code finds the cluster of its slot.
+/// Steps per page in each process: two turns of the clock with their age updates, and the swap-out;
+/// one more step for the read sections in which the swap code finds the cluster of the slot.
 const LOOKS: u64 = 5;
 
 type Space<'m, A> = AddressSpace<'m, Measured<A>>;
 
-/// A space with this number of pages, and its children.
+/// A space with this number of pages and its children.
 fn family<A: Walk>(memory: &Memory<Measured<A>>, pages: u64) -> Vec<Space<'_, A>> {
     let parent = AddressSpace::new(memory, options()).unwrap();
     parent.mmap(&fixed(AT.0, pages * PAGE_SIZE)).unwrap();
@@ -57,7 +57,7 @@ fn few_looks_at_each_page<A: Walk>() {
     }
 }
 
-/// Folios that several processes map share a flush in each of them.
+/// Folios that several processes map share one flush per process.
 fn a_flush_for_each_space_and_stretch<A: Walk>() {
     let (machine, memory) = measured::<A>(64 * MIB);
     memory.swap_on(1 << 13, 0).unwrap();
@@ -71,11 +71,11 @@ fn a_flush_for_each_space_and_stretch<A: Walk>() {
     // The hand may start in the middle of a stretch.
     let (flushes, stretches) = (invalidations(&spaces) - before, pages / 32 + 1);
     assert!(flushes > CHILDREN, "nothing was flushed");
-    // Pages age in one turn, and are swapped out in another.
+    // Pages age in one turn and are swapped out in another.
     assert!(flushes <= 2 * stretches * (CHILDREN + 1), "{flushes} flushes");
 }
 
-/// Pages next to the shared ones that a child has copied cost the others nothing.
+/// A child's copies of pages next to the shared pages cost the other processes nothing.
 fn copies_of_a_child_are_looked_at_there<A: Walk>() {
     let (_, memory) = measured::<A>(64 * MIB);
     memory.swap_on(1 << 13, 0).unwrap();
@@ -91,8 +91,8 @@ fn copies_of_a_child_are_looked_at_there<A: Walk>() {
     assert!(each <= LOOKS, "{each} looks at each");
 }
 
-/// `MADV_PAGEOUT` leaves pages that others map too. It skips all of a table in one piece, up to the
-/// first page that only this process maps.
+/// `MADV_PAGEOUT` leaves pages that other processes map too. It skips the pages of a table in one
+/// step, up to the first page that only this process maps.
 fn advice_passes_over_what_others_map<A: Walk>() {
     let (_, memory) = measured::<A>(64 * MIB);
     memory.swap_on(1 << 13, 0).unwrap();

@@ -1,5 +1,5 @@
-//! The stack usage of a call, including the reclaim that it may need. docs/embedding.md has these
-//! figures, for embedders that choose the size of their kernel stacks.
+//! The stack usage of a call, including any reclaim. docs/embedding.md lists these figures for
+//! embedders that choose the size of their kernel stacks.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{AArch64, X86_64};

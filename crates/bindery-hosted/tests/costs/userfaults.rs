@@ -9,7 +9,7 @@ use crate::support::{GIB, MIB, audit, fixed, memory_with, options};
 
 type X = X86_64<4>;
 
-/// Each handles this number of mappings, which are not adjacent.
+/// Each userfaultfd handles this number of non-adjacent mappings.
 const EACH: u64 = 2;
 
 fn asked(userfaults: &[Userfault<'_, Machine<X>>]) -> u64 {
@@ -34,7 +34,7 @@ fn fork_and_munmap_ask_once_for_each_mapping() {
                 .register_userfault(userfault, VirtAddr(at), PAGE_SIZE, UserfaultModes::MISSING)
                 .unwrap();
         }
-        // The fork checks for a signal at each mapping. Its messages stay unread.
+        // The fork checks for a signal at each mapping. The fork's messages stay unread.
         machine.fatal_signal_after(Some(mappings));
         let before = asked(&userfaults);
         let child = space.fork().unwrap();

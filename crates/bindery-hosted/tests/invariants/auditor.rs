@@ -55,7 +55,7 @@ fn table_damaged(damage: TableDamage, undo: TableDamage, level: Level<X86>) -> (
     found.unwrap()
 }
 
-/// Replaces the entry of `level` at `at`, and runs the auditor.
+/// Replaces the entry of `level` at `at` and runs the auditor.
 fn entry_damaged<A: Walk>(
     fixture: &Fixture<'_, '_, A>,
     at: VirtAddr,
@@ -242,7 +242,7 @@ fn a_kernel_page_in_user_space_is_found() {
 
 #[test]
 fn a_leaf_that_allows_nothing_is_found() {
-    // RISC-V is the only architecture with bits for it.
+    // Only RISC-V has bits for this violation.
     two_tables::<Riscv64<3>>(0, |fixture| {
         let found = entry_damaged(fixture, AT, Level::PTE, |old| Entry(old.0 & !0b1110));
         assert_eq!(found, Violation::LeafWithoutAccess(AT));
@@ -340,8 +340,8 @@ fn incomplete_blocks<A: Walk>() {
 #[test]
 fn a_misaligned_contiguous_block_is_found() {
     two_tables::<AArch64>(5, |fixture| {
-        // All pages move up by eight frames: still consecutive, in one folio and equal, but not an
-        // aligned block.
+        // All pages move up by eight frames. The frames are still consecutive and in one folio,
+        // with equal attributes, but the block is not aligned.
         let shifted: Vec<_> = (0..16)
             .map(|page| {
                 let at = VirtAddr(AT.0 + page * PAGE);
@@ -410,7 +410,7 @@ fn an_unreachable_frame_is_found() {
     two_tables::<X86>(0, |fixture| {
         let frame = testing::leak_frame(fixture.memory);
         assert_eq!(fixture.broken(&[]), Violation::Leaked(frame));
-        // SAFETY: 1. it was leaked above, and no other code knows it.
+        // SAFETY: 1. the frame was leaked above, and no other code knows it.
         unsafe { testing::free_frame(fixture.memory, frame) };
     });
 }
@@ -463,7 +463,7 @@ fn free_lists_that_contradict_the_metadata_are_found() {
     });
 }
 
-/// Damage that cannot be repaired: the fixture stays damaged, and is never dropped.
+/// Damage that cannot be repaired, so the fixture stays damaged and is never dropped.
 fn beyond_repair(damage: MemoryDamage) -> Violation {
     let (machine, memory) = support::strict::<X86>(16 * MIB);
     testing::damage_memory(&memory, damage);

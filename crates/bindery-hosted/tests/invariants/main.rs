@@ -1,4 +1,4 @@
-//! Every invariant, broken on purpose. The auditor or the strict TLB names it.
+//! Every invariant, broken on purpose. The auditor or the strict TLB reports which one.
 
 #[macro_use]
 extern crate bindery_scenarios as support;

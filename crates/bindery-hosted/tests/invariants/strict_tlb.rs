@@ -1,6 +1,7 @@
 //! Invariants whose violation only a TLB reveals: a translation that outlives its revocation, a
 //! frame or a table that is reused under one, a write that would be lost, a block that was changed
-//! without a break. The tests break each behind the core's back, and the strict TLB reports it.
+//! without a break. The tests break each invariant behind the core's back, and the strict TLB
+//! reports the violation.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{AArch64, Arch, Attributes, Entry, EntryIndex, Level, Riscv64};
@@ -21,7 +22,7 @@ on_every_architecture! {
     a_root_in_a_tlb_is_not_free => free_a_root_early;
 }
 
-/// Four MiB at `AT`, with some written pages.
+/// 4 MiB at `AT`, with some written pages.
 fn written<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
     with_fixture::<A>(order, |fixture| {
         fixture.space.mmap(&fixed(AT.0, 4 * MIB)).unwrap();
@@ -59,7 +60,7 @@ fn clean<A: Walk>() {
 }
 
 /// Makes the core believe that no TLB holds anything while `work` runs. Returns the violations that
-/// the TLB saw.
+/// the TLB reported.
 fn unflushed<A: Walk>(fixture: &Fixture<'_, '_, A>, work: impl FnOnce()) -> Vec<Violation> {
     fixture.space.leave(TlbOnLeave::Flushed);
     work();

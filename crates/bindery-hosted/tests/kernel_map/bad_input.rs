@@ -1,4 +1,5 @@
-//! Wrong calls of a kernel. Each fails with the error for its reason and area, and changes nothing.
+//! Wrong calls of a kernel. Each call fails with the error for its cause and area and changes
+//! nothing.
 
 use bindery::addr::{Frame, PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
 use bindery::arch::{MemoryType, Permissions, Riscv64, Tiny};
@@ -334,7 +335,7 @@ fn windows<A: Walk>() {
         (base, base + PAGE_SIZE),
         (base + 1, base + MIB),
         (base, base + MIB + 1),
-        // More than a root entry covers.
+        // A range larger than a root entry covers.
         (0x1000, base),
         (0, whole + MIB),
     ] {
@@ -364,7 +365,7 @@ fn last_page<A: Walk>() {
             kernel::assert_filled(&machine, map.root(), pages(*at, 37), *at, round);
         }
         audit(&machine, &memory, &[&map]);
-        // In a different order, so that tables are freed one by one.
+        // Frees the areas in a different order, so that tables are freed one by one.
         areas.sort_by_key(|at| at.0.reverse_bits());
         for at in areas {
             map.free_vmalloc(at).unwrap();
@@ -406,7 +407,7 @@ fn a_full_window_of_tiny_is_refused() {
     let options = VmallocOptions::default();
     refused(&map, Problem::OutOfAddresses, || map.vmalloc(1, &options));
     map.free_vmalloc(whole).unwrap();
-    // Areas that wait for a purge do not stop it.
+    // Areas that wait for a purge do not block the call.
     map.vmalloc(31 * PAGE_SIZE, &options).unwrap();
     audit(&machine, &memory, &[&map]);
 }
@@ -418,7 +419,7 @@ fn access_after_purge<A: Walk>() {
     translate(&machine, &map, at).unwrap();
     map.free_vmalloc(at).unwrap();
     map.purge();
-    // A walk may have read the tables, and may use them later.
+    // A walk may have read the tables and may still use them later.
     assert!(translate(&machine, &map, at).is_err());
     drop(map);
     audit(&machine, &memory, &[]);

@@ -1,5 +1,5 @@
 //! The maximum work of kernel mappings: entries, invalidations, steps down the tables. The figures
-//! are floors: the architecture's format needs no less.
+//! are lower bounds that the architecture's format implies.
 
 use bindery::addr::{PAGE_SIZE, PhysAddr, VirtAddr};
 use bindery::arch::{AArch64, MemoryType, Permissions, Riscv64, X86_64};
@@ -29,12 +29,12 @@ fn cost<A: Walk, R>(map: &Map<'_, A>, work: impl FnOnce() -> R) -> (R, Counts) {
     (result, map.counts() - before)
 }
 
-/// Invalidations of a mapping call: one if TLBs may cache invalid entries.
+/// The number of invalidations of a mapping call: 1 if TLBs may cache invalid entries.
 fn publishing<A: Walk>() -> u64 {
     u64::from(A::INVALID_MAY_BE_CACHED)
 }
 
-/// Tables that stay. A cut frees those that it turned out not to need.
+/// Tables that stay allocated. A cut frees the tables that turn out to be unneeded.
 fn tables(cost: &Counts) -> u64 {
     cost.tables_allocated - cost.tables_freed
 }
@@ -53,8 +53,8 @@ fn leaves_and_tables<A: Walk>() {
             };
             let entries = leaves + behind + cost.tables_allocated;
             assert_eq!(cost.entries_written, entries, "{size:#x} {options:?}");
-            // At level 1, one table per span with pages; one of each level above, except under the
-            // root, which exists already.
+            // At level 1, one table per span with pages; at each level above, one table, except
+            // that the table under the root already exists.
             let first = behind.div_ceil(512);
             assert!(cost.tables_allocated <= first + u64::from(A::LEVELS) - 3, "{cost:?}");
             assert_eq!(cost.invalidations, publishing::<A>());
@@ -77,8 +77,8 @@ fn one_for_many<A: Walk>() {
     map.set_purge_limit(u64::MAX);
     let huge = VmallocOptions::huge();
     let mut tables = map.counts().tables_allocated;
-    // First the number that is purged together; then far more, some of which need a flush for their
-    // tables.
+    // First the number of areas that are purged together, then far more, some of which need a flush
+    // for their tables.
     for (count, most) in [(30, 1), (200, 8), (1000, 33)] {
         let areas: Vec<_> = (0..count)
             .map(|pages| map.vmalloc(pages % 10 * PAGE_SIZE + 1, &huge).unwrap())
@@ -90,7 +90,7 @@ fn one_for_many<A: Walk>() {
         assert_eq!((freeing.invalidations, machine.statistics().messages), (0, messages));
         let (_, purge) = cost(&map, || map.purge());
         assert!((1..=most).contains(&purge.invalidations), "{count}: {purge:?}");
-        // All tables are freed except the root and those in its entries.
+        // All tables are freed except the root and the tables that root entries point to.
         assert_eq!(purge.tables_freed, tables);
         tables = map.counts().tables_allocated;
     }
@@ -127,7 +127,7 @@ fn whole_area<A: Walk>() {
     let read_write = Permissions::READ | Permissions::WRITE;
     let (_, cost) = self::cost(&map, || map.protect_part(part, read_write).unwrap());
     assert_eq!((cost.invalidations, cost.entries_written), (1, 1));
-    // A cut breaks the leaf and replaces it, and fills one table.
+    // A cut breaks and replaces the leaf and fills one table.
     let part = pages(VirtAddr(huge.0 + MIB), 3);
     let (_, cost) = self::cost(&map, || map.protect_part(part, read_write).unwrap());
     assert_eq!((tables(&cost), cost.entries_written), (1, 2 + 512));
@@ -155,8 +155,8 @@ fn one_walk<A: Walk>() {
         let options = VmapOptions::default();
         let (at, cost) = cost(&map, || map.vmap(&list[..count], &options).unwrap());
         // The walk starts at the root for the first table, and at the parent for the others. It
-        // takes one step more if the area begins in the middle of a table, and one if it crosses a
-        // level-2 table.
+        // takes one step more if the area begins in the middle of a table, and another if the area
+        // crosses a level-2 table.
         let tables = count.div_ceil(512) as u64 + 2;
         let steps = u64::from(A::LEVELS) - 1 + tables;
         assert!(cost.entries_descended <= steps, "{count}: {cost:?}");
@@ -202,7 +202,7 @@ fn gibibyte<A: Walk>() {
     let map = map(&memory);
     let from = PhysAddr(16 * GIB);
     let (at, cost) = cost(&map, || map.ioremap(from, GIB, MemoryType::Uncached).unwrap());
-    // Three levels: other roots are copies of this one, so it may have no leaf.
+    // With three levels, other roots copy this root's entries, so the root may hold no leaf.
     let (leaves, size) = if A::LEVELS > 3 { (1, GIB) } else { (512, 2 * MIB) };
     assert_eq!(cost.entries_written, leaves + cost.tables_allocated);
     assert_eq!(pieces(&map, pages(at, GIB / PAGE_SIZE))[0].size, size);

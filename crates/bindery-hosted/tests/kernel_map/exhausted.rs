@@ -1,5 +1,5 @@
-//! Frames and addresses run out for real. Failed calls change nothing and find the areas that wait
-//! for a purge. Small pieces replace large ones only if no block is free.
+//! Frames and addresses run out for real. Failed calls change nothing, and calls find the areas
+//! that wait for a purge. Small pieces replace large ones only if no block is free.
 
 use bindery::addr::{PAGE_SIZE, PhysAddr, VirtAddr};
 use bindery::arch::{MemoryType, Permissions};
@@ -26,8 +26,8 @@ on_every_architecture! {
 
 type Map<'m, A> = KernelMap<'m, Machine<A>>;
 
-/// Uses up all memory except `left` frames, in pages without order. Returns what the caller has to
-/// free.
+/// Uses up all memory except `left` frames, with single pages in no particular order. Returns the
+/// areas that the caller has to free.
 fn use_up<A: Walk>(memory: &Memory<Machine<A>>, map: &Map<'_, A>, left: u64) -> Vec<VirtAddr> {
     let mut areas = Vec::new();
     let options = VmallocOptions::default();
@@ -68,8 +68,8 @@ fn really_out<A: Walk>() {
     assert_eq!(memory.free_frame_count(), free);
 }
 
-/// Areas take as much as they may. Reclaim still has frames to store pages in, so all pages can be
-/// swapped out.
+/// Areas use as much memory as they may. Reclaim still has frames for storing pages, so all pages
+/// can be swapped out.
 fn leaves_the_reserve<A: Walk>() {
     let (machine, memory) = strict::<A>(32 * MIB);
     let swap = memory.swap_on(8192, 0).unwrap();
@@ -78,7 +78,7 @@ fn leaves_the_reserve<A: Walk>() {
         let space = AddressSpace::new(&memory, options()).unwrap();
         space.mmap(&fixed(GIB, 16 * MIB)).unwrap();
         for page in 0..16 * MIB / PAGE_SIZE {
-            // A single word does not fill the page with one value: each page has to be stored.
+            // Two distinct words avoid a page filled with one value, so each page has to be stored.
             let bytes = [page + 1, page + 2].map(u64::to_ne_bytes).concat();
             space.write_user(VirtAddr(GIB + page * PAGE_SIZE), &bytes).unwrap();
         }
@@ -89,8 +89,7 @@ fn leaves_the_reserve<A: Walk>() {
             }
         }
         assert!(memory.free_frame_count() >= 32, "{} are free", memory.free_frame_count());
-        // The calls have waited until pages of the process were stored, for which there was still
-        // room.
+        // The calls have waited until pages of the process were stored, which was still possible.
         while memory.reclaim(64).freed > 0 {}
         let taken = memory.swap_areas().map(|area| area.taken).sum::<u64>();
         assert_eq!(taken, 16 * MIB / PAGE_SIZE, "pages cannot be freed any more");
@@ -113,10 +112,10 @@ fn freed_is_memory<A: Walk>() {
             map.vmalloc(100 * PAGE_SIZE, &VmallocOptions::default())
                 .map(|at| map.free_vmalloc(at).unwrap())
         },
-        // At addresses without tables.
+        // Allocates at addresses without tables.
         &|| map.vmalloc(PAGE_SIZE, &far).map(|at| map.free_vmalloc(at).unwrap()),
         &|| {
-            // Above a gibibyte that has no other areas.
+            // Uses a gibibyte without other areas.
             let device = PhysAddr(17 * GIB + 512 * MIB);
             let at = map.ioremap(device, 512 * MIB + 4 * KIB, MemoryType::Uncached)?;
             map.free_ioremap(at)
@@ -152,7 +151,7 @@ fn fragmented<A: Walk>() {
     while memory.free_frame_count() > 1 {
         small.push(map.vmalloc(PAGE_SIZE, &base).unwrap());
     }
-    // Two blocks of 2 MiB, and single pages of which no two are neighbors.
+    // Frees two blocks of 2 MiB and single, non-adjacent pages.
     map.free_vmalloc(large.pop().unwrap()).unwrap();
     map.free_vmalloc(large.remove(0)).unwrap();
     small.iter().skip(1).step_by(2).for_each(|at| map.free_vmalloc(*at).unwrap());
@@ -170,7 +169,7 @@ fn fragmented<A: Walk>() {
     assert!(of_size(PAGE_SIZE) > 100, "{found:?}");
     assert_filled(&machine, map.root(), pages(at, 1224), at, 1);
     map.free_vmalloc(at).unwrap();
-    // Only one block is left, so only the other half has small pieces.
+    // Only one free block is left, so only the other half consists of small pieces.
     map.purge();
     let keeper = map.vmalloc(2 * MIB, &VmallocOptions::huge()).unwrap();
     let hole = map.vmalloc(2 * MIB, &VmallocOptions::huge()).unwrap();
@@ -206,7 +205,7 @@ fn full_window<A: Walk>() {
         assert_eq!(picture(&map), before);
     }
     for way in ways {
-        // Two neighbors wait for a purge: that is room enough.
+        // Two neighbors wait for a purge, which provides enough space.
         map.free_vmalloc(areas[8]).unwrap();
         map.free_vmalloc(areas[9]).unwrap();
         let at = way().unwrap();
@@ -228,7 +227,7 @@ fn no_aligned_place<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let owner = kernel::map(&memory);
     let (_, list) = scattered(&owner, 512, 1);
-    // Space of 3 MiB without 2 MiB that are free and aligned.
+    // The space of 3 MiB contains no free aligned 2 MiB.
     let map = map_with(&memory, 4 * MIB, Reach::Table);
     let first = map.vmalloc(3 * PAGE_SIZE, &VmallocOptions::default()).unwrap();
     let options = VmallocOptions { align: 2 * MIB, ..VmallocOptions::default() };

@@ -1,5 +1,5 @@
-//! Every invariant of a kernel map, broken on purpose. The auditor names it and the address. The
-//! strict TLB reports violations that the auditor cannot see.
+//! Every invariant of a kernel map, broken on purpose. The auditor reports the invariant and the
+//! address. The strict TLB reports violations that the auditor cannot see.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -32,12 +32,12 @@ struct Fixture<'s, 'm, A: Walk> {
     machine: &'s Machine<A>,
     memory: &'m Memory<Machine<A>>,
     map: &'s KernelMap<'m, Machine<A>>,
-    /// 20 pages of its own, and a view of 20 frames of another owner.
+    /// 20 pages of its own; `vmap` is a view of 20 frames of another owner.
     vmalloc: VirtAddr,
     vmap: VirtAddr,
 }
 
-/// Runs `scenario`, which may break the map if it repairs it before it ends.
+/// Runs `scenario`, which may break the map but must repair it before it returns.
 fn with_fixture<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
     let (machine, memory) = strict::<A>(32 * MIB);
     {
@@ -68,7 +68,7 @@ impl<A: Walk> Fixture<'_, '_, A> {
             let index = (at.0 >> above.span_shift()) as usize & ((1 << A::INDEX_BITS) - 1);
             let start = self.machine.direct_map(table).cast::<u64>().as_ptr();
             // SAFETY: the frame is a table in the machine's memory, which lives as long as the
-            // machine, the index is one of its entries, and all use entries as atomics.
+            // machine, the index is one of its entries, and all code accesses entries as atomics.
             let slot = unsafe { AtomicU64::from_ptr(start.add(index)) };
             if above == level {
                 return (table, slot);
@@ -142,7 +142,7 @@ fn behind<A: Walk>() {
     with_fixture::<A>(|fixture| {
         let leaf = fixture.page(Frame(0x8_0000), Permissions::READ);
         for at in [after(fixture.vmalloc, 20), after(fixture.vmap, 20), after(fixture.vmap, 25)] {
-            // The table's count shows it.
+            // The table's entry count reveals the damage.
             let (table, _) = fixture.slot(at, Level::PTE);
             let found = fixture.broken(at, Level::PTE, |_| leaf);
             let expected = |says, holds| Violation::LiveCount { table, says, holds };
@@ -178,7 +178,8 @@ fn open_to_users<A: Walk>() {
 
 fn absent<A: Walk>() {
     with_fixture::<A>(|fixture| {
-        // Outside of areas: inside, software would read it as a paused leaf.
+        // Uses an address outside of areas, since software would read the entry as a paused leaf
+        // inside one.
         let at = VirtAddr(fixture.vmalloc.align_down(2 * MIB).0 + 12 * MIB);
         assert_eq!(fixture.broken(at, Level::PMD, |_| 2), Violation::BadAbsent(at));
     });
@@ -226,7 +227,7 @@ fn stray_table<A: Walk>() {
     with_fixture::<A>(|fixture| {
         let other = kernel::map(fixture.memory);
         let at = other.vmalloc(PAGE_SIZE, &far()).unwrap();
-        // Moves its level-1 table to the first map, at addresses of its own.
+        // Moves the second map's level-1 table to the first map, at different addresses.
         let there = Fixture { map: &other, vmalloc: at, vmap: at, ..*fixture };
         let (table, leaf) = there.slot(at, Level::PTE);
         let leaf = leaf.swap(0, Relaxed);
@@ -277,7 +278,7 @@ fn an_incomplete_contiguous_kernel_block_is_found() {
             }
         });
     }
-    /// The bit that distinguishes a writable page from another.
+    /// The bit that distinguishes a writable page from a read-only page.
     fn single_write_bit<A: Arch>(old: u64, index: EntryIndex) -> u64 {
         let single = A::clear_contig(Entry(old), index);
         let other = A::write_protect(single).0;
@@ -298,7 +299,7 @@ fn the_strict_tlb_sees_an_unflushed_change() {
         fixture.machine.audit();
         slot.store(old, Relaxed);
         assert_eq!(fixture.machine.take_violations().len(), 1);
-        // The map's own way.
+        // The regular way, through the map.
         fixture.map.protect_part(pages(fixture.vmap, 1), Permissions::READ).unwrap();
         fixture.machine.assert_clean();
     });

@@ -1,6 +1,7 @@
 //! Memory runs out at every single point of every call of a kernel map, on every architecture. The
-//! call fails or finds another way. A failure changes nothing, nothing leaks, and with memory again
-//! the call succeeds. (`kernel_exhausted` uses up memory and addresses for real.)
+//! call fails or falls back to another allocation. A failure changes nothing, nothing leaks, and
+//! the call succeeds once memory is available again. (`kernel_exhausted` uses up memory and
+//! addresses for real.)
 
 use bindery::addr::{Frame, PAGE_SIZE, PhysAddr, VirtAddr};
 use bindery::arch::{AArch64, MemoryType, Permissions, X86_64};
@@ -33,7 +34,7 @@ struct Case<A: Walk> {
     /// Creates the areas before the call. Returns the call's address.
     set_up: fn(&Map<'_, A>) -> VirtAddr,
     call: fn(&Map<'_, A>, VirtAddr) -> Result<VirtAddr, KernelMapError>,
-    /// Pages at the address that have content, before and after.
+    /// The number of pages at the address that hold content before and after the call.
     filled: u64,
 }
 
@@ -84,7 +85,7 @@ fn once<A: Walk>(case: Case<A>, failing: Failing) -> bool {
                 assert_eq!(failures, 0, "{failing:?}: it succeeded without memory");
                 now
             }
-            // It tried again after a purge.
+            // The call retried after a purge.
             (Ok(now), Failing::Only(_)) => now,
             (Err(problem), _) => {
                 assert_eq!(problem, KernelMapError::OutOfMemory, "{failing:?}");
@@ -146,7 +147,7 @@ fn vmalloc_pages<A: Walk>() {
         call: |map, _| map.vmalloc(700 * PAGE_SIZE, &VmallocOptions::default()),
         ..nothing()
     });
-    // Allocations for the area, its frames (a few blocks), two tables, and those above.
+    // Allocations for the area, its frames (a few blocks), two tables, and the tables above.
     let above = u64::from(A::LEVELS) - 3;
     assert!(points >= 1 + 2 + 2 + above, "{points}");
 }

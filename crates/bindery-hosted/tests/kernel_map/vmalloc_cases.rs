@@ -1,6 +1,6 @@
 //! The vmalloc tests of kernels: one size repeatedly, an arena filled to the last page, very many
 //! areas, random sizes and alignments, frees by the thousand, all CPUs at once. Contents are
-//! verified; counts bound the work, never times.
+//! verified; the work is bounded by counts, never by times.
 
 use std::thread;
 
@@ -34,7 +34,7 @@ on_every_architecture! {
 
 type Map<'m, A> = KernelMap<'m, Machine<A>>;
 
-/// Runs `scenario` with a map, and verifies that everything is freed.
+/// Runs `scenario` with a map and verifies that everything is freed.
 fn on_map<A: Walk>(arena: u64, scenario: impl FnOnce(&Machine<A>, &Map<'_, A>)) {
     let (machine, memory) = strict::<A>(64 * MIB);
     let free = memory.free_frame_count();
@@ -79,7 +79,7 @@ fn full_fit<A: Walk>() {
                     }
                 };
                 assert_eq!(problem, KernelMapError::OutOfAddresses);
-                // With the guard pages, to the last page that fits.
+                // Fills the arena to the last page that fits, guard pages included.
                 if options == both()[0] {
                     assert_eq!(areas.len() as u64, 1024 / (count + 1));
                 }
@@ -109,8 +109,8 @@ fn full_fit<A: Walk>() {
     });
 }
 
-/// Tens of thousands of areas: each call finds the right place and still costs one walk. (The
-/// search is logarithmic, but the index counts no steps.)
+/// Tens of thousands of areas: each call finds the right place at the cost of one walk. (The search
+/// is logarithmic, but the index does not count steps.)
 #[test]
 fn a_free_place_among_thousands_is_found() {
     let (machine, memory) = strict::<X86_64<4>>(256 * MIB);
@@ -131,7 +131,7 @@ fn a_free_place_among_thousands_is_found() {
     // One walk and one store each, whatever other areas exist.
     assert!(cost.entries_descended <= 100 * 4, "{cost:?}");
     assert!(cost.entries_written <= 100 + 2, "{cost:?}");
-    // It finds single holes among them, the lowest first.
+    // The search finds single holes among the areas, the lowest first.
     let mut holes: Vec<_> = areas.iter().copied().step_by(997).collect();
     holes.iter().for_each(|at| map.free_vmap(*at, UnmapTime::Later).unwrap());
     map.purge();
@@ -229,7 +229,7 @@ fn powers_of_two<A: Walk>() {
 
 fn fixed_alignment<A: Walk>() {
     on_map::<A>(1 << 33, |machine, map| {
-        // An alignment of 256 pages for few pages, many at once: gaps between all of them.
+        // Many small areas with an alignment of 256 pages leave gaps between all of them.
         let options = VmallocOptions { align: MIB, ..VmallocOptions::default() };
         let areas: Vec<_> =
             (0..100).map(|_| map.vmalloc(5 * PAGE_SIZE, &options).unwrap()).collect();

@@ -128,7 +128,7 @@ fn a_block_records_uses_in_any_entry() {
         let machine = four_levels();
         block(&machine, CLEAN);
         for _ in 0..accessed {
-            // Moves the choice on.
+            // Advances the choice of the entry.
             let _ = go(&machine, L4, 0, Read);
         }
         go(&machine, L4, VA + accessed * PAGE, Write).unwrap();

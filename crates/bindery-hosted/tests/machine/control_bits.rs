@@ -1,4 +1,4 @@
-//! The boot self-test names the wrong control bit: the tests break each bit alone.
+//! The boot self-test reports the wrong control bit. The tests break one bit at a time.
 
 use bindery::AddressSpace;
 use bindery::arch::{AArch64, Riscv64, Severity, Symptom, X86_64};
@@ -37,7 +37,7 @@ fn broken<A: Walk>(control: BrokenControl) -> &'static str {
     }
 }
 
-/// The control bits that the machine can do without.
+/// The reported control bits of this severity on a machine that works without them.
 fn found<A: Walk>(control: BrokenControl, severity: Severity) -> Vec<&'static str> {
     let report = test::<A>(Some(control)).unwrap();
     assert!(report.findings().all(|(_, found)| found == severity), "{control:?}: {report:?}");

@@ -6,7 +6,7 @@ use bindery_hosted::{AccessKind, Config, Machine, MmuFault, Violation, Walk};
 
 pub use AccessKind::{Execute, Read, Write};
 
-/// The tables of a walk, by level. The root has the highest.
+/// The tables of a walk, by level. The root has the highest level.
 pub const L5: Frame = Frame(0x8_0005);
 pub const L4: Frame = Frame(0x8_0004);
 pub const L3: Frame = Frame(0x8_0003);

@@ -88,7 +88,7 @@ fn file<A: Walk>() {
         space.munmap(AT, 4 * PAGE_SIZE).unwrap();
         assert_eq!(machine.instruction_synchronizations(), calls);
     });
-    // At the second mapping the folios are known to be synchronized.
+    // At the second mapping, the folios are already marked as synchronized.
     with_file::<A>(1, READ | EXECUTE, |machine, space, file| {
         let program = Program::new(machine, space);
         program.execute(AT).unwrap();
@@ -246,7 +246,7 @@ fn unsynchronized_code_of_a_program_is_reported() {
     audit(&machine, &memory, &[&space]);
 }
 
-/// The number of synchronizations while memory becomes executable, and not executable, repeatedly.
+/// The number of synchronizations while memory repeatedly becomes executable and non-executable.
 fn calls<A: Walk>(protection: Protection) -> u64 {
     let (machine, memory) = memory_with::<A>(Config::default());
     let space = AddressSpace::new(&memory, options()).unwrap();

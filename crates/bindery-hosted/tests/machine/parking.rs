@@ -1,4 +1,4 @@
-//! Threads that sleep: until they are woken, and never forever without a report.
+//! Threads sleep until they are woken, and a thread that is never woken is reported.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -56,7 +56,8 @@ fn a_lost_thread_ends_the_process_with_names() {
 /// The hosted machine without `unpark`: every wake-up is lost.
 struct Deaf(Machine<X86_64<4>>);
 
-// SAFETY: all is the machine's doing, which keeps the promises; `park` may last.
+// SAFETY: every method forwards to the machine, which meets the obligations; `park` may block
+// forever.
 unsafe impl Platform for Deaf {
     type Arch = X86_64<4>;
     type Mutex = <Machine<X86_64<4>> as Platform>::Mutex;
@@ -90,7 +91,7 @@ fn a_lost_wake_up_ends_the_process() {
         thread::scope(|scope| {
             let handler = scope.spawn(|| machine.on_cpu(Cpu(1), || fd.read().map(drop)));
             await_sleepers(&machine, 1);
-            // The handler does not report this message.
+            // The handler does not process this message.
             let _ = space.fault(at, Access::Read);
             let _ = handler.join();
         });
@@ -179,14 +180,14 @@ fn a_counted_signal_reaches_a_thread_that_sleeps() {
             }
             send(Some(3));
             let questions = sleeper.join().unwrap();
-            // One before the signal, unless the thread came late.
+            // One check precedes the signal, unless the thread was late.
             assert!((3..=4).contains(&questions) || !IS_PATIENT, "{questions} questions");
         });
         send(None);
     }
 }
 
-/// The threads' callers have to check again.
+/// The callers have to check their words again.
 #[test]
 #[cfg(feature = "spurious_wakeups")]
 fn with_spurious_wakeups_a_sleep_ends_by_itself() {

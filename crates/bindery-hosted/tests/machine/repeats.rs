@@ -1,4 +1,5 @@
-//! Repeated faults that change nothing: counted, and in debug builds reported with their causes.
+//! Repeated faults that change nothing are counted and, in debug builds, reported with their
+//! causes.
 
 #[cfg(debug_assertions)]
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -81,7 +82,7 @@ fn changes<A: Walk>() {
         program.store(at, value).unwrap();
         space.mprotect(at, length, Protection::READ).unwrap();
         program.load(at).unwrap();
-        // The TLB has cached that stores are refused.
+        // The TLB still caches a translation that refuses stores.
         space.mprotect(at, length, READ_WRITE).unwrap();
     }
     assert!(memory.events().repeated_faults <= 1, "{:?}", memory.events());

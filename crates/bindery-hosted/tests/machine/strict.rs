@@ -1,4 +1,4 @@
-//! Each violation of the rules between tables and TLBs. The strict TLB reports it.
+//! The strict TLB reports each violation of the rules between tables and TLBs.
 
 use bindery::addr::{Frame, VirtAddr};
 use bindery::arch::{AArch64, X86_64};

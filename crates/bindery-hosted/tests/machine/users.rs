@@ -96,8 +96,8 @@ fn a_plain_tlb_forgets_what_it_is_told() {
 /// The frame that `map` gives to the page at `VA`.
 const DATA: Frame = Frame(0x8_0110);
 
-/// CPUs 1 to 3 write the page at `VA` repeatedly, as long as they can. CPU 0 unmaps it,
-/// invalidates, zeroes the frame, waits for a while and checks that it is still zero.
+/// CPUs 1 to 3 write the page at `VA` repeatedly while it is mapped. CPU 0 unmaps it, invalidates,
+/// zeroes the frame, waits for a while and checks that it is still zero.
 fn revoke_under_writers(machine: &Machine<X86_64>) {
     // SAFETY: the entry is in a frame of the machine, is aligned, and all threads access it
     // atomically while they run.
@@ -129,7 +129,7 @@ fn revoke_under_writers(machine: &Machine<X86_64>) {
             flush(machine, L4, &[0, 1, 2, 3], what(VA, PAGE, Tables::Unchanged));
             machine.zero(DATA, 1);
             wait_for_writes(6);
-            // SAFETY: the frame is the page's, which no thread can reach any more.
+            // SAFETY: the frame belongs to the page, which no thread can reach now.
             let bytes = unsafe { machine.direct_map(DATA).cast::<[u8; 4096]>().read() };
             assert_eq!(bytes, [0; 4096], "somebody wrote after the invalidation");
             entry.store(old, Ordering::SeqCst);

@@ -6,15 +6,16 @@
 //! - *plain*: all sequences of up to 3 operations, from an empty address space and from two written
 //!   mappings, which take 3 more;
 //! - *distinct*: sequences of up to 4 operations. A sequence that leads to a known state is not
-//!   continued. The state is everything visible without an access: the mappings with their flags,
+//!   extended. The state is everything visible without an access: the mappings with their flags,
 //!   every entry, the TLB's translations, dirty pages, the number of free frames. The forms that
 //!   move page by page exist only for comparison, and skip this walk;
 //! - *scarce*: all sequences of up to 3 operations. During the last one, all allocations from the
 //!   n-th on fail, for each n.
 //!
-//! These are about 900,000 sequences for each of the five tests, and 350,000 for each of the four
-//! that move page by page. A sequence is repeated from the beginning for each of its continuations.
-//! `BINDERY_DEEPER=1` makes all sequences one operation longer, which takes ten minutes per test.
+//! The walks run about 900,000 sequences in each of the five tests, and 350,000 in each of the four
+//! tests that move page by page. A sequence is repeated from the beginning for each of its
+//! continuations. `BINDERY_DEEPER=1` makes all sequences one operation longer, which takes ten
+//! minutes per test.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -81,23 +82,23 @@ fn operations() -> Vec<Step> {
         remap(16, 8, 8, to(32)),
         remap(32, 8, 8, to(16)),
         remap(32, 16, 16, to(48)),
-        // To an address congruent modulo the block: by a table and a half; then by an odd number of
-        // pages.
+        // Moves to an address congruent modulo the block, by a table and a half; then by an odd
+        // number of pages.
         remap(16, 4, 4, to(22)),
         remap(16, 8, 8, to(25)),
         remap(25, 8, 8, to(16)),
         remap(17, 3, 3, to(34)),
         // Before and behind the source, in the same mapping.
         remap(18, 2, 2, to(16)),
-        // Shrink, grow, and each with a move.
+        // Shrinks and grows, each also with a move.
         remap(16, 8, 3, Remap::InPlace),
         remap(16, 8, 12, Remap::MayMove),
         remap(20, 4, 8, Remap::InPlace),
         remap(18, 2, 6, Remap::MayMove),
         remap(16, 8, 4, to(40)),
         remap(16, 3, 6, to(44)),
-        // A range of several mappings, if the state has them, to a place that overlaps the last of
-        // them.
+        // Moves a range of several mappings, if the state has them, to a destination that overlaps
+        // the last one.
         remap(16, 20, 20, to(40)),
         // The source stays. Whole tables, a table and a half, a few pages; to distant, near and
         // overlapping addresses.
@@ -190,7 +191,7 @@ impl State<'_> {
         Some(Outcome::Done(0))
     }
 
-    /// A step ran out of memory half-way: adopts the result if it is one that the step allows.
+    /// Adopts the result of a step that ran out of memory half-way, if the step allows this result.
     fn accept_what_failed(&mut self, machine: &Machine<Tiny>, step: Step) {
         let (space, model, op) = match (step, &self.child, &mut self.child_model) {
             (Step::Parent(op), ..) => (&self.parent, &mut self.model, op),
@@ -202,7 +203,7 @@ impl State<'_> {
         *model = reached.unwrap_or_else(|| panic!("left half-way: {:x?}", shadow::areas(space)));
     }
 
-    /// Passes the borders of mappings to the model of the process that makes the step.
+    /// Passes the borders of mappings to the model of the acting process.
     fn adopt(&mut self, step: Step) {
         match (step, &self.child, &mut self.child_model) {
             (Step::Parent(_), ..) => self.model.adopt(&self.parent),
@@ -243,7 +244,7 @@ impl Scope {
         }
     }
 
-    /// Makes one step. `None` if it does not apply.
+    /// Performs one step. `None` if it does not apply.
     fn outcome<'m>(&'m self, state: &mut State<'m>, step: Step) -> Option<Outcome> {
         self.steps.set(self.steps.get() + 1);
         state.adopt(step);
@@ -265,7 +266,7 @@ impl Scope {
         }
     }
 
-    /// Makes one step, and compares its result with the model's. `None` if it does not apply.
+    /// Performs one step and compares its result with the model's. `None` if it does not apply.
     fn step<'m>(&'m self, state: &mut State<'m>, step: Step) -> Option<()> {
         let outcome = self.outcome(state, step)?;
         assert_eq!(Some(outcome), state.expect(step), "{step:x?}");
@@ -294,7 +295,7 @@ impl Scope {
         }
     }
 
-    /// Runs `sequence` and then `next`; returns the new state.
+    /// Runs `sequence`, then `next`; returns the new state.
     fn attempt(&self, sequence: &[Step], next: Step) -> Option<State<'_>> {
         let _trying = Trying(sequence, next);
         let mut state = self.replay(sequence);
@@ -305,7 +306,7 @@ impl Scope {
 
     /// Runs `next` after `sequence` repeatedly, with a growing number of allocations that succeed,
     /// until it succeeds. A failure changes only what its operation allows, and the call succeeds
-    /// when memory is free again.
+    /// once memory is available again.
     fn starve(&self, sequence: &[Step], next: Step) -> Option<()> {
         let _trying = Trying(sequence, next);
         for succeed in 0..100 {
@@ -355,7 +356,7 @@ impl Scope {
             for page in (0..PAGES).map(at) {
                 let found = space.inspect(VirtAddr(page));
                 shadow::frame_of(found).map(|frame| name(frame.0)).hash(&mut hasher);
-                // The model's words equal those of memory, as was just verified.
+                // The model's words equal the words in memory, as was just verified.
                 (model.words(page).first, space.is_dirty(VirtAddr(page))).hash(&mut hasher);
                 if let Inspection::Page { attributes, level, contiguous, .. } = found {
                     let bits = (attributes.permissions.bits(), attributes.accessed);
@@ -384,14 +385,14 @@ enum Zeroes {
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Walk {
     Plain,
-    /// Those that lead to a new state.
+    /// Only sequences that lead to a new state.
     Distinct,
-    /// All; memory runs out in their last operation.
+    /// All sequences; memory runs out in their last operation.
     Scarce,
 }
 
-/// Runs all sequences of up to `depth` operations after `start`. Returns the number of sequences,
-/// and the number of states of shorter ones if states are distinguished.
+/// Runs all sequences of up to `depth` operations after `start`. Returns the number of sequences
+/// and, if states are distinguished, the number of states that shorter sequences reach.
 fn explore(scope: &Scope, start: Start, depth: usize, walk: Walk) -> (u64, usize) {
     let operations = operations();
     let mut seen = HashSet::new();

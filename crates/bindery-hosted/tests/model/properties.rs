@@ -22,10 +22,10 @@ on_every_architecture! {
 /// An address.
 #[derive(Clone, Copy, Debug)]
 enum At {
-    /// This one.
+    /// This address.
     Fixed(u64),
-    /// An offset in pages from the beginning of a mapping, or if negative from its end. The number
-    /// chooses among the mappings of that moment.
+    /// An offset in pages from the beginning of a mapping, or, if negative, from its end. The
+    /// number chooses among the current mappings.
     Area(u8, i64),
 }
 
@@ -44,7 +44,7 @@ enum Target {
     InPlace,
     Anywhere,
     To(At),
-    /// At this address, moved to one congruent with the source modulo 2 MiB.
+    /// At this address, adjusted to be congruent with the source modulo 2 MiB.
     Congruent(At),
     /// The source stays.
     Leaving(Leaving),
@@ -86,7 +86,7 @@ enum Action {
     ChildExits,
 }
 
-/// An action, and whether the child makes it, if there is one.
+/// An action, and whether the child performs it, if a child exists.
 type Step = (Action, bool);
 
 fn address() -> impl Strategy<Value = At> {
@@ -114,7 +114,7 @@ fn pages() -> impl Strategy<Value = u64> {
     pages.prop_map(|pages| pages * PAGE_SIZE)
 }
 
-/// Lengths of mappings. Some are whole level-2 tables, and some are not multiples of pages.
+/// Lengths of mappings. Some cover whole level-2 tables, and some are not multiples of a page.
 fn long() -> impl Strategy<Value = u64> {
     prop_oneof![
         12 => pages(),
@@ -184,7 +184,7 @@ fn action() -> impl Strategy<Value = Action> {
         4 => (address(), length(), protection()).prop_map(|(at, l, p)| Action::Protect(at, l, p)),
         6 => (address(), length(), prop::option::of(long()), target())
             .prop_map(|(at, old, new, to)| {
-                // A source that stays has the length of its contents.
+                // A mapping that stays at the source has the length of its contents.
                 let new = new.filter(|_| !matches!(to, Target::Leaving(_)));
                 Action::Remap(at, old, new, to)
             }),
@@ -345,7 +345,8 @@ impl<A: Walk> Family<'_, A> {
         let mut spaces = Vec::new();
         for (space, model) in both {
             model.compare(self.machine, space);
-            // Around everything that is mapped or was: the last pages of each mapping, too.
+            // Compares around everything that is or was mapped, including the last pages of each
+            // mapping.
             let edges = model.areas.iter().flat_map(|(start, area)| {
                 [start - PAGE_SIZE, *start, area.end - PAGE_SIZE, area.end]
             });
@@ -416,13 +417,13 @@ fn moves(source: u64, length: u64, target: u64) -> Step {
 }
 
 on_every_architecture! {
-    // The index got the part behind the source twice.
+    // The part behind the source was inserted into the index twice.
     pages_move_right_in_front_of_themselves => in_front;
     // The target's last pages share a table with the source's. The mover took pages that had
     // arrived there for more pages to move, and had allocated no table for them.
     pages_move_right_behind_themselves => behind;
-    // The level-2 table stayed although it was empty: there was nothing at the address to which its
-    // last part was to move.
+    // The level-2 table was not freed although it was empty, because nothing was mapped at the
+    // destination of its last part.
     a_gibibyte_with_one_page_moves_tables => one_page;
 }
 

@@ -137,7 +137,7 @@ fn used_afterwards<A: Walk>() {
     }
 }
 
-/// The ranges overlap: the pages move one by one, from the lowest.
+/// If the ranges overlap, the pages move one by one, from the lowest.
 fn overlap<A: Walk>() {
     with_moving::<A>(0, |moving| {
         moving.fill(FROM + 4 * PAGE, 4);
@@ -186,7 +186,7 @@ fn as_it_was<A: Walk>() {
             let arrived = attributes(moving, TO);
             assert!(!arrived.accessed && !arrived.dirty && arrived.soft_dirty, "{arrived:?}");
             assert!(arrived.permissions.contains(bindery::arch::Permissions::WRITE));
-            // One of them is accessed, and then written.
+            // One of the pages is accessed, then written.
             moving.space.fault(VirtAddr(TO), Access::Write).unwrap();
             moving.move_all(TO, FROM, pages * PAGE);
             assert!(attributes(moving, FROM).dirty || moving.space.is_dirty(VirtAddr(FROM)));

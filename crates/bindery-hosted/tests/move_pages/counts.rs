@@ -31,7 +31,7 @@ fn carried<A: Walk>() {
             assert_eq!(cost.entries_written, 4, "{cost:?}");
             assert_eq!(cost.invalidations, 1, "{cost:?}");
             moving.assert_filled(TO, 1024, FROM);
-            // Faults at the old address find no table, and allocate another.
+            // Faults at the old address find no table and allocate another.
             moving.program.store(VirtAddr(FROM), 7).unwrap();
             assert_eq!(moving.program.load(VirtAddr(TO)), Ok(FROM));
             let walk = testing::walk_anonymous(moving.space, VirtAddr(TO + 600 * PAGE)).unwrap();
@@ -52,7 +52,7 @@ fn exchanged<A: Walk>() {
             assert_eq!((cost.tables_allocated, cost.tables_freed), (0, 0), "{cost:?}");
             assert!(cost.entries_written <= 4, "{cost:?}");
             moving.assert_filled(TO, 512, FROM);
-            // The table that moved to the source's place serves there.
+            // The table that moved to the source is used there.
             moving.memory.folio_policy().set(bindery::addr::Order(order), bindery::SizeMode::Never);
             let before = moving.space.counts();
             moving.program.store(VirtAddr(FROM), 7).unwrap();
@@ -75,7 +75,7 @@ fn stays<A: Walk>() {
         drop(pinned);
         moving.assert_filled(TO, 300, FROM);
         moving.assert_filled(FROM + 300 * PAGE, 212, FROM + 300);
-        // The mover read the others, and left them.
+        // The mover read the other entries and left them unchanged.
         let walk = testing::walk_anonymous(moving.space, VirtAddr(FROM + 299 * PAGE + PAGE));
         assert_eq!(walk.map(|walk| walk.found), Some(1));
         let holes = PageMove { allows_holes: true, ..from_to(FROM, TO + TABLE, TABLE) };
@@ -97,7 +97,8 @@ fn huge<A: Walk>() {
         assert_eq!((cost.tables_allocated, cost.invalidations), (0, 1), "{cost:?}");
         assert_eq!(moving.memory.events().leaf_splits, before);
         moving.assert_filled(TO, 1024, FROM);
-        // Its deposit moved with it, so that a part of it can be unmapped.
+        // The huge leaf's deposited table moved with it, so that a part of the leaf can be
+        // unmapped.
         moving.space.discard(VirtAddr(TO + PAGE), PAGE).unwrap();
         assert_eq!(moving.program.load(VirtAddr(TO + PAGE)), Ok(0));
         moving.assert_filled(TO + 2 * PAGE, 510, FROM + 2);
@@ -113,12 +114,12 @@ fn huge_together<A: Walk>() {
     with_moving::<A>(9, |moving| {
         moving.fill(FROM, 10 * 512);
         let cost = moving.move_all(FROM, TO, 10 * TABLE);
-        // And the entry of a new level-2 table.
+        // One more entry is that of a new level-2 table.
         assert_eq!((cost.entries_written, cost.invalidations), (21, 1), "{cost:?}");
         // One table on each side, for both eight leaves and two.
         assert_eq!(cost.tables_locked, 4, "{cost:?}");
         moving.assert_filled(TO, 10 * 512, FROM);
-        // A page in the way ends the move at its entry.
+        // A page at the destination ends the move at its entry.
         moving.program.store(VirtAddr(FROM + 3 * TABLE), 1).unwrap();
         let back = moving.try_move(&from_to(TO, FROM, 10 * TABLE));
         assert_eq!(back, (3 * TABLE, Err(Errno::EEXIST)));
@@ -137,7 +138,7 @@ fn huge_swapped<A: Walk>() {
         assert_eq!((cost.entries_written, cost.tables_allocated), (2, 0), "{cost:?}");
         moving.assert_filled(TO, 512, FROM);
         moving.space.madvise(VirtAddr(TO), TABLE, Advice::PageOut).unwrap();
-        // A part of it is split off.
+        // A part of the folio is split off.
         moving.move_all(TO + 256 * PAGE, FROM, 256 * PAGE);
         moving.assert_filled(TO, 256, FROM);
         moving.assert_filled(FROM, 256, FROM + 256);
@@ -150,7 +151,7 @@ fn one_flush<A: Walk>() {
             with_moving::<A>(order, |moving| {
                 moving.fill(FROM, 3 * TABLE / PAGE);
                 let cost = moving.move_all(FROM, TO + shift, 3 * TABLE);
-                // And one for each huge leaf that is split.
+                // One more for each split huge leaf.
                 let broken = if order == 9 && shift > 0 { 3 } else { 0 };
                 assert!(cost.invalidations <= 1 + broken, "{order} {shift} {cost:?}");
                 assert_eq!(moving.space.counts().bytes_copied, 0);

@@ -1,4 +1,4 @@
-//! Moves that fail, with Linux's errno, and their progress up to the error.
+//! Moves that fail with Linux's errno, and their progress up to the error.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Absent, Marker};
@@ -86,7 +86,7 @@ fn stopped<A: Walk>() {
         with_moving::<A>(order, |moving| {
             moving.fill(FROM, 32);
             moving.space.discard(VirtAddr(FROM + 20 * PAGE), PAGE).unwrap();
-            // A page is in the way of page 9.
+            // The destination of page 9 is occupied.
             moving.memory.folio_policy().set(bindery::addr::Order(4), bindery::SizeMode::Never);
             moving.program.store(VirtAddr(TO + 9 * PAGE), 1).unwrap();
             let what = from_to(FROM, TO, 32 * PAGE);
@@ -118,7 +118,7 @@ fn holes<A: Walk>() {
                 assert_eq!(moving.program.load(VirtAddr(TO + page * PAGE)), Ok(page + 1));
                 moving.assert_empty(FROM + page * PAGE, 1);
             }
-            // The fourth table's span is a hole: no table is made for it.
+            // The fourth table's span is a hole, so no table is allocated for it.
             assert!(cost.tables_allocated <= 5, "{cost:?}");
             // A page at the destination of a hole.
             let there = TO + 1900 * PAGE;
@@ -151,7 +151,7 @@ fn busy<A: Walk>() {
             let what = from_to(FROM, TO, pages * PAGE);
             assert_eq!(testing::move_pages(moving.space, &what), (0, Err(Errno::EBUSY)));
             drop(child);
-            // Each is private again after a write.
+            // Each page is private again after a write.
             moving.fill(FROM, pages);
             let at = VirtAddr(FROM + 600 * PAGE);
             let pinned = moving.space.pin(at, 1, Access::Write, PinTime::Long).unwrap();

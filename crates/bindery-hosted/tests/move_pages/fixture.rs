@@ -87,7 +87,7 @@ impl<A: Walk> Moving<'_, '_, A> {
         result
     }
 
-    /// Moves everything, and returns the cost.
+    /// Moves everything and returns the cost.
     #[track_caller]
     pub fn move_all(&self, source: u64, destination: u64, length: u64) -> Counts {
         let before = self.space.counts();

@@ -22,8 +22,8 @@ const LOW: u64 = 64 * 1024;
 
 const ORDERS: [u8; 2] = [5, 9];
 
-/// Only the last [`KEPT`] pages of a folio are left, at `at`. Above [`LOW`] there is space for the
-/// others.
+/// Only the last [`KEPT`] pages of a folio are left, at `at`. The addresses above [`LOW`] have
+/// space for the other pages.
 fn with_end<A: Walk>(scenario: impl Fn(&Moving<'_, '_, A>, u64)) {
     for order in ORDERS {
         with_moving::<A>(order, |moving| {
@@ -101,7 +101,7 @@ fn cached<A: Walk>() {
     }
 }
 
-/// The slots are contiguous at the lowest addresses, as in the folio that was swapped out.
+/// The slots are as contiguous at the lowest addresses as in the swapped-out folio.
 fn read_in<A: Walk>() {
     with_end::<A>(|moving, end| {
         moving.space.madvise(VirtAddr(FROM), end - FROM + KEPT * PAGE, Advice::PageOut).unwrap();
@@ -113,8 +113,8 @@ fn read_in<A: Walk>() {
     });
 }
 
-/// `mremap` moves the VMA with its offset: the index has space below, but the address space has
-/// none.
+/// `mremap` moves the VMA with its offset: the index has space below the moved pages, but the
+/// address space has none.
 fn remapped<A: Walk>() {
     with_end::<A>(|moving, end| {
         let (space, length) = (moving.space, KEPT * PAGE);

@@ -127,7 +127,7 @@ fn run<A: Walk>(order: u8, steps: &[Step]) {
                     };
                     let found = moving.try_move(&what);
                     let expected = moved(&mut pages, &what);
-                    // If neither is valid, Linux first reports the one without a table.
+                    // If neither address is valid, Linux first reports the one without a table.
                     let either = found.0 == expected.0
                         && expected.1 == Err(Errno::EEXIST)
                         && found.1 == Err(Errno::ENOENT)

@@ -1,5 +1,5 @@
-//! A move that is stopped: no memory, or a fatal signal. Every page is at one address then. And the
-//! work under one set of locks.
+//! Moves stopped by a lack of memory or a fatal signal, after which every page is at exactly one
+//! address. Also the work under one set of locks.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{AArch64, X86_64};
@@ -92,8 +92,8 @@ fn a_fatal_signal_ends_a_move_between_holds() {
     }
 }
 
-/// Other CPUs spin for a table's lock while the mover reads 1,024 entries, those of two tables, and
-/// no longer.
+/// Other CPUs spin for a table's lock while the mover reads 1,024 entries (two tables), and no
+/// longer.
 fn holds<A: Walk>() {
     for order in [0, 4, 9] {
         for shift in [0, 64 * KIB, 5 * PAGE] {
@@ -132,7 +132,7 @@ fn one_hold_is_bounded_aarch64() {
     holds::<AArch64>();
 }
 
-/// The move waits for a folio that another thread has locked, then moves it.
+/// The move waits for a folio that another thread has locked, then moves the folio.
 #[test]
 fn a_locked_folio_is_waited_for() {
     with_moving::<X86_64<4>>(4, |moving| {

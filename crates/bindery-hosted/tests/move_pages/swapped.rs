@@ -32,12 +32,12 @@ fn runs<A: Walk>() {
                 moving.fill(FROM, 1024);
                 page_out(moving, FROM, 1024);
                 let cost = moving.move_all(FROM, TO + shift, 1024 * PAGE);
-                // No TLB knows of them.
+                // No TLB holds swap entries.
                 assert_eq!(cost.bytes_copied, 0, "{cost:?}");
                 assert_eq!(moving.swapped(TO + shift, 1024), 1024);
                 moving.assert_empty(FROM, 1024);
                 moving.assert_filled(TO + shift, 1024, FROM);
-                // Parts of it, and back.
+                // Moves a part of the range, then moves it to the source again.
                 page_out(moving, TO + shift, 1024);
                 moving.move_all(TO + shift + 5 * PAGE, FROM + PAGE, 600 * PAGE);
                 moving.assert_filled(FROM + PAGE, 600, FROM + 5);
@@ -59,7 +59,7 @@ fn cached<A: Walk>() {
             moving.assert_filled(TO, 512, FROM);
             let walk = testing::walk_anonymous(moving.space, VirtAddr(TO)).unwrap();
             assert_eq!((walk.found, walk.mappings), (1 << order, 1 << order));
-            // The folios came from the cache: none was allocated. A table may have been.
+            // The folios came from the swap cache, so none was allocated. A table may have been.
             assert!(moving.memory.free_frame_count() + 4 > frames);
         });
     }

@@ -60,7 +60,7 @@ fn a_holed_folio_is_freed_with_its_rest() {
         assert_eq!(object.punch_hole(4 * PAGE, 8 * PAGE), Ok(()));
         assert_eq!((object.resident_pages(), memory.free_frame_count()), (8, free));
         assert_eq!(audit().folios, 1);
-        // Folios that fit into the hole fill it.
+        // Folios that fit fill the hole.
         object.write(5 * PAGE, &[8; 1]).unwrap();
         assert_eq!((object.resident_pages(), memory.free_frame_count()), (9, free - 1));
         assert_eq!(audit().folios, 2);
@@ -85,7 +85,7 @@ fn the_largest_folio_that_fits_is_used() {
         assert_eq!(object.resident_pages(), 512);
         object.write(2 * MIB + PAGE, &[1]).unwrap();
         assert_eq!(object.resident_pages(), 516);
-        // Behind the last whole window; the size in pages ends there.
+        // Writes behind the last whole window, where the size in pages ends.
         object.write(2 * MIB + 4 * PAGE, &[1]).unwrap();
         assert_eq!(object.resident_pages(), 517);
         assert_eq!(audit().folios, 3);
@@ -270,7 +270,7 @@ fn what_may_not_be_promised_is_refused() {
         assert_eq!(each.allocate(0, 5 * PAGE, Growth::Forbidden), Err(Error::NoSpace));
         assert_eq!(each.resident_pages(), 4);
         assert_eq!(Error::NoSpace.errno(Operation::Object) as i32, 28);
-        // Memory that does not count is not refused, though the limit of committed memory is
+        // An allocation that is exempt from accounting succeeds although the commit limit is
         // exceeded.
         memory.commitment().set_limit(1);
         let none = memory.shared_memory(PAGE, Sealing::Allowed, Accounting::None).unwrap();
@@ -340,8 +340,7 @@ fn many_threads_use_one_object_at_once() {
                 let (machine, shared, file) = (&machine, shared.clone(), file.clone());
                 scope.spawn(move || {
                     let _cpu = machine.bind(bindery::platform::Cpu(number));
-                    // Each has every fourth page to itself; changes of the size and holes affect
-                    // all pages.
+                    // Each thread owns every fourth page; size changes and holes affect all pages.
                     for round in 0..200_u64 {
                         let page = u64::from(number) + 4 * (round * 7 % 16);
                         let byte = (round % 250) as u8 + 1;
@@ -355,7 +354,8 @@ fn many_threads_use_one_object_at_once() {
                             if read < 100 {
                                 continue;
                             }
-                            // All of it, or zeroes if another thread has truncated it.
+                            // Reads the whole write, or zeroes if another thread has truncated the
+                            // memfd.
                             assert!(back == [byte; 100] || back == [0; 100] || number != 0);
                         }
                         match (number, round % 10) {

@@ -50,7 +50,7 @@ fn evicts<A: Walk>() {
         let program = Program::new(fixture.machine, &space);
         assert_eq!(program.load(at(8)), Ok(word(9)));
         file.write(0, &[99]).unwrap();
-        // A dirty page; and a folio that extends beyond the range.
+        // The range contains a dirty page and a part of a folio that extends beyond it.
         assert_eq!(file.evict(0, 6 * PAGE), 0);
         assert_eq!(file.evict(4 * PAGE, 4 * PAGE), 4);
         assert_eq!(file.evict(4 * PAGE, 4 * PAGE), 0);
@@ -83,7 +83,7 @@ fn forgets<A: Walk>() {
             programs[1].store(at(3), 5).unwrap();
             programs[0].store(at(6), 6).unwrap();
             files.put(1, &bytes(100));
-            // Page 6 is dirty and stays; the others have the content of the storage.
+            // Page 6 is dirty and stays; the other pages have the content of the storage.
             assert_eq!(file.invalidate(0, u64::MAX), Err(Error::Busy));
             for (program, kept) in programs.iter().zip([None, Some(3)]) {
                 for page in 0..PAGES {
@@ -169,7 +169,7 @@ fn only_files_have_another_side() {
     });
 }
 
-/// The device of a removed file system: its pages would stay dirty forever.
+/// Without its device, the pages of a removed file system would stay dirty forever.
 #[test]
 fn changes_that_cannot_be_stored_are_discarded() {
     let pager = HeldFiles::new();
@@ -200,7 +200,7 @@ fn changes_that_cannot_be_stored_are_discarded() {
     assert!(pager.files.content(1).iter().all(|byte| *byte == 0));
 }
 
-/// A read that the pager has begun earlier is discarded.
+/// A read that the pager had begun before the change is discarded.
 #[test]
 fn a_read_of_before_is_not_seen_after() {
     let pager = HeldFiles::new();

@@ -27,8 +27,8 @@ pub struct Fixture<'m> {
     pub pager: &'m DelayedFiles,
 }
 
-/// Runs `scenario` with a file of [`SIZE`] bytes, none in memory, whose pager keeps reads. Nothing
-/// is left of it afterwards.
+/// Runs `scenario` with a file of [`SIZE`] bytes, none in memory, whose pager keeps reads.
+/// Afterwards nothing of the file is left.
 #[track_caller]
 pub fn with_file<R>(scenario: impl for<'m> FnOnce(&Fixture<'m>, File<'m>) -> R) -> R {
     let config = Config { memory: 32 * MIB, cpus: 3, ..Config::default() };
@@ -45,7 +45,7 @@ pub fn with_file<R>(scenario: impl for<'m> FnOnce(&Fixture<'m>, File<'m>) -> R) 
         let fixture = Fixture { machine: &machine, memory: &memory, pager: &pager };
         let result = scenario(&fixture, file);
         audit(&machine, &memory, &[]);
-        // Requests that no call waits for any more are answered at the end.
+        // Requests without a waiting call are answered at the end.
         pager.keep_writes(false);
         pager.answer_all(&memory);
         pager.keep_reads(false);
@@ -59,7 +59,7 @@ pub fn with_file<R>(scenario: impl for<'m> FnOnce(&Fixture<'m>, File<'m>) -> R) 
     result
 }
 
-/// As [`with_file`], with the odd pages in memory: each even one is asked for by itself.
+/// As [`with_file`], with the odd pages in memory, so each even page is requested by itself.
 #[track_caller]
 pub fn with_half<R>(scenario: impl for<'m> FnOnce(&Fixture<'m>, File<'m>) -> R) -> R {
     with_file(|fixture, file| {
@@ -93,7 +93,7 @@ impl<'m> Fixture<'m> {
         }
     }
 
-    /// Has another thread wait.
+    /// Waits in another thread.
     pub fn in_thread(&self, wait: CallWait<'_, 'm, P>) -> CallReady<'m, P> {
         thread::scope(|scope| {
             let waits = scope.spawn(|| self.machine.on_cpu(Cpu(1), || wait.wait()));
@@ -105,7 +105,7 @@ impl<'m> Fixture<'m> {
         })
     }
 
-    /// Polls a wait, and waits in the thread if one is needed.
+    /// Polls a wait and, if the wait needs a thread, blocks in this one.
     pub fn somehow(&self, mut wait: CallWait<'_, 'm, P>) -> CallReady<'m, P> {
         loop {
             match wait.poll() {
@@ -129,7 +129,7 @@ impl<'m> Fixture<'m> {
         result
     }
 
-    /// Makes the steps. Returns the number of waits.
+    /// Runs all steps. Returns the number of waits.
     #[track_caller]
     pub fn finish(
         &self,
@@ -163,12 +163,12 @@ impl<'m> Fixture<'m> {
         self.pager.answer(self.memory, kept.expect("a read of the page"), answer);
     }
 
-    /// The pages that the pager was asked for, in order.
+    /// The pages requested from the pager, in order.
     pub fn asked(&self) -> Vec<(u64, u64)> {
         self.pager.log().iter().map(|&Asked { first, pages, .. }| (first, pages)).collect()
     }
 
-    /// The number of even pages that the pager was asked for.
+    /// The number of even pages requested from the pager.
     pub fn asked_even(&self) -> usize {
         self.asked().iter().filter(|(first, _)| first % 2 == 0).count()
     }
@@ -195,7 +195,7 @@ pub fn ready<'m>(wait: &mut CallWait<'_, 'm, P>) -> CallReady<'m, P> {
     }
 }
 
-/// Calls that begin and end anywhere, also behind the end.
+/// Ranges that begin and end anywhere, including beyond the end of the file.
 pub const RANGES: [(u64, usize); 8] = [
     (0, SIZE),
     (0, SIZE + 5000),

@@ -21,7 +21,7 @@ use crate::support::{MIB, audit, memory_with, options};
 
 pub type A = X86_64<4>;
 
-/// The shared counts are exact up to this number of pages per file, and multiples of it beyond.
+/// The shared counts are exact up to this number of pages per file and multiples of it above.
 const STEP: u64 = 32;
 
 /// Writes one byte to each of the pages.
@@ -96,7 +96,7 @@ fn a_faulting_writer_stores_pages_at_the_limit() {
         audit(&machine, &memory, &[&space]);
         // Pages that are mapped for writing are dirty, and may be written at the limit.
         space.write_user(VirtAddr(AT + 299 * PAGE), &[7]).unwrap();
-        // One that is present and clean becomes writable.
+        // A page that is present and clean becomes writable.
         space.write_user(VirtAddr(AT), &[9]).unwrap();
         file.sync(0, u64::MAX).unwrap();
         assert_eq!(files.content(1), content(&file));
@@ -132,17 +132,18 @@ fn a_failing_device_stops_its_own_writers() {
         let healthy = memory.file_system(&good).file(1, 0).unwrap();
         bad.writes_left.store(0, Relaxed);
         write(&failing, 0..STEP).unwrap();
-        // Each of its pages is tried once. None of them can be cleaned.
+        // Each page of the failing file is tried once. None can be cleaned.
         assert_eq!(write(&failing, STEP..STEP + 1), Err(Error::InputOutput));
         assert_eq!(limit.pages(), STEP);
         assert_eq!(failing.check_errors(&mut failing.error_mark()), Err(Error::InputOutput));
-        // Dirty pages may be written again, because that makes no further page dirty. They are
-        // tried again.
+        // Dirty pages may be written again because no further page becomes dirty. Their writeback
+        // is retried.
         write(&failing, 0..4).unwrap();
         write(&healthy, 0..200).unwrap();
         audit();
         assert!(good.counts().pages_written > 100);
-        // The device works again: pages written since then are stored, and a sync tries the others.
+        // The device works again: pages written since then are stored, and a sync retries the
+        // others.
         bad.never();
         write(&failing, STEP..STEP + 1).unwrap();
         assert_eq!(bad.files.stored_pages(1), 4);
@@ -206,7 +207,7 @@ fn one_bad_page_fails_no_write() {
         let file = memory.file(&pager, 1, 0).unwrap();
         write(&file, 0..20).unwrap();
         write(&file, 100..180).unwrap();
-        // The run with the bad page fails completely; the other pages can be stored.
+        // The run that contains the bad page fails as a whole; the other pages can be stored.
         memory.dirty_limit().set_limit(64);
         write(&file, 200..201).unwrap();
         audit();
@@ -224,7 +225,7 @@ fn writes_across_dirty_pages_keep_to_the_limit() {
         files.put(1, &[1; 200 * PAGE as usize]);
         let file = memory.file_system_within(&files, &limit).file(1, 200 * PAGE).unwrap();
         content(&file);
-        // Each write begins in the page in which the previous one ended.
+        // Each write begins in the page in which the previous write ended.
         for page in 0..199 {
             file.write(page * PAGE + 100, &[2; PAGE as usize]).unwrap();
             assert!(limit.pages() <= 2 * STEP, "{} pages are dirty", limit.pages());

@@ -18,7 +18,7 @@ use crate::support::{MIB, audit, memory_with};
 
 type A = X86_64<4>;
 
-/// Runs `scenario` on a machine with several CPUs. Nothing may be left afterwards.
+/// Runs `scenario` on a machine with several CPUs. No object may be left afterwards.
 fn with_cpus(scenario: impl FnOnce(&Machine<A>, &Memory<Machine<A>>)) {
     let config = Config { memory: 32 * MIB, cpus: 4, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
@@ -36,7 +36,7 @@ fn a_file_has_one_object() {
         let disk = memory.file_system(&files);
         assert!(disk.find(1).is_none());
         let one = disk.file(1, PAGE).unwrap();
-        // The size of the existing object counts.
+        // The existing object's size takes precedence.
         let same = disk.file(1, 7 * PAGE).unwrap();
         assert_eq!((one.identity(), same.size()), (same.identity(), PAGE));
         assert_eq!(disk.find(1).map(|found| found.identity()), Some(one.identity()));
@@ -71,7 +71,7 @@ fn file_systems_share_no_numbers() {
             let found = disk.find(1).unwrap();
             assert_eq!((found.identity(), content(&found)[0]), (object.identity(), byte));
         }
-        // A file that has no file system is not found.
+        // A file without a file system is not found.
         let alone = memory.file(&files, 2, PAGE).unwrap();
         assert!(disks.iter().all(|disk| disk.find(2).is_none()));
         drop(alone);
@@ -115,7 +115,7 @@ fn a_file_without_memory_is_refused() {
     });
 }
 
-/// A lookup finds a file that its last holder saves, and the finder's writes are saved too.
+/// A lookup finds a file while its last holder saves it, and the finder's writes are saved too.
 #[test]
 fn a_file_found_during_its_save_is_resaved() {
     let pager = HeldFiles::new();
@@ -142,7 +142,7 @@ fn a_file_found_during_its_save_is_resaved() {
     });
 }
 
-/// A file stays if its finder still has it when the save ends.
+/// A file survives if the finder still holds it when the save ends.
 #[test]
 fn a_file_found_while_it_is_saved_stays() {
     let pager = HeldFiles::new();
@@ -237,8 +237,8 @@ fn an_open_waits_until_the_pager_has_forgotten() {
     assert_eq!(pager.forgotten.load(Relaxed), 2);
 }
 
-/// Threads open a file, count in it, and close it. Each close may be the last, but no count is
-/// lost.
+/// Threads open a file, increment a counter in it and close it. Any close may be the last, but no
+/// increment is lost.
 #[test]
 fn opens_beside_last_closes_lose_nothing() {
     let files = MemoryFiles::new();

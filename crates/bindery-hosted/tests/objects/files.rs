@@ -21,7 +21,7 @@ fn a_file_is_read_once_in_large_pieces() {
         }
         let counts = files.counts();
         assert_eq!((counts.reads, counts.pages_read), (1, 40));
-        // Two folios of 16 pages; eight more pages do not fill one.
+        // Two folios of 16 pages; the remaining eight pages do not fill one.
         assert_eq!(audit().folios, 10);
     });
     assert_eq!(files.counts().removed, 1);
@@ -41,7 +41,7 @@ fn written_pages_are_stored_in_runs() {
         let counts = files.counts();
         assert_eq!((counts.writes, counts.pages_written), (1, 21));
         assert_eq!(files.content(1), content(&file));
-        // Nothing is dirty any more.
+        // No page is dirty now.
         file.sync(0, u64::MAX).unwrap();
         assert_eq!(files.counts().writes, 1);
         file.write(5 * PAGE + 1, &[2]).unwrap();
@@ -132,7 +132,7 @@ fn resizing_and_punching_a_file_reach_its_storage() {
         assert_eq!(files.content(1), bytes);
         assert_eq!(file.allocate(0, PAGE, Growth::Allowed), Err(Error::NotSupported));
         assert_eq!(file.add_seals(Seals::GROW), Err(Error::Invalid));
-        // Everything, the last page partly.
+        // Stores everything, the last page partly.
         file.set_size(9 * PAGE - 1).unwrap();
         file.punch_hole(0, 100 * PAGE).unwrap();
         assert_eq!((files.stored_pages(1), file.resident_pages()), (0, 0));
@@ -175,7 +175,7 @@ fn what_cannot_be_read_is_not_there() {
         assert_eq!(file.punch_hole(5, 5), Err(Error::InputOutput));
         assert_eq!(file.resident_pages(), 0);
         audit();
-        // Everything before the bad page, in large and small folios.
+        // Stores everything before the bad page, in large and small folios.
         pager.never();
         pager.bad_page.store(9, Relaxed);
         let mut bytes = vec![0; 20 * PAGE as usize];
@@ -189,7 +189,7 @@ fn what_cannot_be_read_is_not_there() {
     });
 }
 
-/// Cannot be changed in size, and has nothing but twos.
+/// A file of fixed size in which every byte is 2.
 struct Rigid;
 
 impl Pager for Rigid {

@@ -47,13 +47,13 @@ impl HeldFiles {
         Self::default()
     }
 
-    /// Holds the next call that is for `page`.
+    /// Holds the next call for `page`.
     pub fn hold_next(&self, io: Io, page: u64) {
         *self.phase.lock().unwrap() = Phase::Chosen(io, page);
     }
 
-    /// Waits until that call is held. The pager has then read the content that it will return, and
-    /// has written nothing.
+    /// Waits until the chosen call is held. The pager has then read the content that it will return
+    /// but has written nothing.
     pub fn wait_until_held(&self) {
         let phase = self.phase.lock().unwrap();
         let (phase, _) = self
@@ -63,8 +63,8 @@ impl HeldFiles {
         assert_eq!(*phase, Phase::Held, "the pager was not asked");
     }
 
-    /// Releases the held call. Panics if that comes too late: then the calls in between have waited
-    /// for the held one.
+    /// Releases the held call. Panics if the release is too late, which means that the calls in
+    /// between have waited for the held call.
     #[track_caller]
     pub fn release(&self) {
         let mut phase = self.phase.lock().unwrap();
@@ -73,7 +73,7 @@ impl HeldFiles {
         self.changed.notify_all();
     }
 
-    /// As [`HeldFiles::release`], and holds the next call that is for `page`.
+    /// Like [`HeldFiles::release`], but also holds the next call for `page`.
     #[track_caller]
     pub fn release_and_hold_next(&self, io: Io, page: u64) {
         let mut phase = self.phase.lock().unwrap();

@@ -26,14 +26,14 @@ fn read_up_to(
         steps.push((done, length));
         bytes.truncate(done);
         let count = length.min(limit - done);
-        // SAFETY: the object has the bytes, and no thread writes them during the call.
+        // SAFETY: the object owns the bytes, and no thread writes them during the call.
         bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(from.as_ptr(), count) });
         count
     });
     (result, bytes, steps)
 }
 
-/// Writes bytes, of which only `limit` exist.
+/// Writes bytes, but supplies only the first `limit`.
 fn write_up_to(
     object: &Object<'_, Machine<Arch>>,
     offset: u64,
@@ -42,7 +42,7 @@ fn write_up_to(
 ) -> Result<usize, Error> {
     object.write_with(offset, bytes.len(), |done, to: NonNull<u8>, length| {
         let count = length.min(limit - done);
-        // SAFETY: the object has the room, and no other thread uses it during the call.
+        // SAFETY: the object owns the destination, and no other thread uses it during the call.
         unsafe { to.as_ptr().copy_from_nonoverlapping(bytes[done..].as_ptr(), count) };
         count
     })
@@ -112,10 +112,10 @@ fn a_stopped_write_leaves_its_beginning_and_zeroes() {
                     assert_eq!(write_up_to(&object, at, &bytes, limit), Ok(limit));
                     assert_eq!(object.size(), at + limit as u64);
                     assert!(content(&object)[at as usize..] == bytes[..limit]);
-                    // The rest was never passed to the step, and reads as zeroes.
+                    // The rest was never passed to the step, so it reads as zeroes.
                     object.set_size(at + bytes.len() as u64).unwrap();
                     assert!(content(&object)[at as usize + limit..].iter().all(|byte| *byte == 0));
-                    // The rest, as a kernel continues after a fault.
+                    // Writes the rest, as a kernel continues after a fault.
                     let rest = write_up_to(&object, at + limit as u64, &bytes[limit..], usize::MAX);
                     assert_eq!(rest, Ok(bytes.len() - limit));
                     assert!(content(&object)[at as usize..] == bytes[..]);

@@ -1,4 +1,4 @@
-//! Each invariant of objects, broken on purpose. The auditor names it.
+//! Each invariant of objects, broken on purpose. The auditor reports it.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;

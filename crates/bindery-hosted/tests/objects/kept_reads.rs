@@ -53,8 +53,8 @@ fn with_file(scenario: impl for<'m> FnOnce(&Fixture<'m>, File<'m>)) {
 }
 
 impl Fixture<'_> {
-    /// Runs `waits` on another CPU. Until it is done, answers the requests for which a thread
-    /// waits, and leaves the others.
+    /// Runs `waits` on another CPU. Until `waits` returns, answers only the requests for which a
+    /// thread waits.
     fn serve<T: Send>(&self, waits: impl FnOnce() -> T + Send) -> T {
         let is_done = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -193,7 +193,7 @@ fn bytes_the_pager_skips_are_zeroes() {
         assert!(bytes[..100].iter().all(|byte| *byte == 7));
         assert!(bytes[100..200].iter().all(|byte| *byte == 8));
         assert!(bytes[200..].iter().all(|byte| *byte == 0));
-        // As with a device that reports how much it has written.
+        // As for a device that reports how much it has written.
         file.read_ahead(4 * PAGE, 2 * PAGE);
         let mut request = memory.resume_read(pager.take(is_first(4))).unwrap();
         request.fill(|bytes| bytes.append_all(9));
@@ -315,7 +315,7 @@ fn an_old_answer_replaces_no_newer_page() {
     });
 }
 
-/// Keeps the first request of each kind, then panics.
+/// A pager that keeps the first request of each kind, then panics.
 struct Panicking<'p>(&'p DelayedFiles);
 
 impl Pager for Panicking<'_> {
@@ -362,7 +362,7 @@ fn a_pager_that_panics_leaves_nothing_behind() {
         });
         files.keep_writes(false);
         files.wait_until_idle();
-        // The first page is stored. The second may still be dirty, and is stored now.
+        // The first page is stored. The second may still be dirty and is stored now.
         files.stop();
     });
     assert_eq!(files.files.content(1)[0], 1);

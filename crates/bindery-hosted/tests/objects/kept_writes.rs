@@ -73,7 +73,7 @@ fn write(file: &File<'_>, pages: &[u64]) {
 #[test]
 fn the_writes_of_a_save_run_concurrently() {
     with_file(|fixture, file| {
-        // Earlier, the pager reads the pages as zeroes: nothing is stored yet.
+        // Reads the pages early as zeroes, since nothing is stored yet.
         file.set_size(PAGES * PAGE).unwrap();
         file.read_ahead(0, PAGES * PAGE);
         fixture.pager.answer_all(fixture.memory);
@@ -105,12 +105,12 @@ fn one_failed_write_leaves_its_pages_dirty() {
             || {
                 fixture.pager.wait_for_writes(2);
                 fixture.answer(5, Err(PagerError::NoSpace));
-                // A dropped request has failed.
+                // A dropped request counts as failed.
                 let kept = fixture.pager.try_take_write(|asked| asked.first == 1).unwrap();
                 drop(fixture.memory.resume_write(kept));
             },
         );
-        // The call reports the first error, and the object the last one, once.
+        // The call reports the first error; the object reports the last error once.
         assert_eq!(stored, Err(Error::InputOutput));
         assert_eq!(file.check_errors(&mut mark), Err(Error::NoSpace));
         assert_eq!(file.check_errors(&mut mark), Ok(()));

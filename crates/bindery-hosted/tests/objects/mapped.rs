@@ -1,5 +1,5 @@
-//! Shared memory and its mappings. Each side sees the writes of the other, and every address space
-//! sees truncations, holes, seals and collapses.
+//! Shared memory and its mappings. The object and its mappings see each other's writes, and every
+//! address space sees truncations, holes, seals and collapses.
 
 use std::thread;
 
@@ -125,7 +125,7 @@ fn hole<A: Walk>() {
     }
 }
 
-/// The holder of a folio's lock may need memory, so the waiting call keeps no free frame.
+/// The holder of a folio's lock may need memory, so the waiting call retains no free frame.
 fn waiting_hole<A: Walk>() {
     with_fixture::<A>(0, |fixture| {
         let (machine, memory) = (fixture.machine, fixture.memory);
@@ -201,7 +201,7 @@ fn waiting_pages<A: Walk>() {
 }
 
 fn collapse<A: Walk>() {
-    // Out of memory at every point first, then with memory.
+    // Runs out of memory at every point first, then runs with memory.
     for point in (0..6).map(Some).chain([None]) {
         with_fixture::<A>(0, |fixture| {
             let object = memfd(fixture.memory, 2 * MIB);
@@ -243,7 +243,7 @@ fn collapse<A: Walk>() {
                 }
                 assert_eq!(programs[2].load(at(page)), Ok(if page == 100 { 9 } else { value }));
             }
-            // The object still knows that it is dirty, though no mapping is left, and a failure
+            // The object still records the page as dirty although no mapping is left; a failure
             // does not change that.
             spaces.iter().for_each(|space| space.munmap(VirtAddr(AT), 2 * MIB).unwrap());
             fixture.memory.fail_allocations_after(Some(0));
@@ -339,7 +339,7 @@ fn sealing<A: Walk>() {
         assert_eq!(object.add_seals(Seals::WRITE), Err(Error::Busy));
         assert_eq!(object.add_seals(Seals::WRITE | Seals::SHRINK), Err(Error::Busy));
         assert_eq!(object.seals(), Seals::empty());
-        // It may become writable again.
+        // The mapping may become writable again.
         space.mprotect(VirtAddr(AT), 8 * PAGE, Protection::READ).unwrap();
         assert_eq!(object.add_seals(Seals::WRITE), Err(Error::Busy));
         let child = space.fork().unwrap();

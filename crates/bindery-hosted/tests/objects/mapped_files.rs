@@ -1,5 +1,5 @@
-//! Files and their mappings. The writes of programs are saved, once and completely; data outside
-//! the file is neither visible nor saved.
+//! Files and their mappings. Program writes are saved exactly once and completely; data beyond the
+//! end of the file is neither visible nor saved.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -48,7 +48,7 @@ fn behind_the_end<A: Walk>() {
                 program.store(VirtAddr(AT + PAGE + 200), 7).unwrap();
                 object.sync(0, u64::MAX).unwrap();
                 grow(&object, 2 * PAGE).unwrap();
-                // Linux 6.18 makes it visible in shared memory; its file systems do not.
+                // Linux 6.18 makes this data visible in shared memory, but its file systems do not.
                 assert_eq!(program.load(VirtAddr(AT + PAGE + 200)), Ok(kept));
                 object.set_size(PAGE + 100).unwrap();
                 assert_eq!(program.load(VirtAddr(AT + PAGE + 200)), Ok(0));
@@ -59,7 +59,7 @@ fn behind_the_end<A: Walk>() {
     assert_eq!(files.content(1), [0; PAGE as usize + 100]);
 }
 
-/// Fills whole pages, whatever the file's size.
+/// A pager that fills whole pages, whatever the file's size.
 struct Garbage;
 
 impl Pager for Garbage {
@@ -93,7 +93,7 @@ fn garbage<A: Walk>() {
     }
 }
 
-/// Reports a complete read, but supplies only this number of bytes.
+/// A pager that reports a complete read but supplies only this number of bytes.
 struct Short(usize);
 
 impl Pager for Short {
@@ -119,7 +119,7 @@ fn short<A: Walk>() {
         let config = Config { memory: 4 * MIB, ..Config::default() };
         let (machine, memory) = memory_with::<A>(config);
         use_object_order(&memory, order);
-        // Another program's bytes, in all free frames.
+        // Fills all free frames with another program's bytes.
         let other = AddressSpace::new(&memory, options()).unwrap();
         other.mmap(&fixed(AT, 8 * MIB)).unwrap();
         let page = [0xee; PAGE as usize];
@@ -134,7 +134,7 @@ fn short<A: Walk>() {
         map(&space, &file, AT, PAGES * PAGE, Sharing::Shared).unwrap();
         let mut bytes = vec![1; (PAGES * PAGE) as usize];
         space.read_user(VirtAddr(AT), &mut bytes).unwrap();
-        // The pager reports it again for each call.
+        // The pager reports the error again for each call.
         assert!(bytes.iter().all(|byte| [0, 0xdd].contains(byte)), "another program's bytes");
         assert_eq!(bytes[..filled], vec![0xdd; filled]);
         let folio = (PAGE as usize) << order;
@@ -162,7 +162,7 @@ fn collapse_file<A: Walk>() {
         assert_eq!(space.collapse_range(range), Ok(()));
         assert_eq!(fixture.audit(&[&space]).object_pages, 512);
         assert_eq!(program.load(VirtAddr(AT + 7 * PAGE)), Ok(8));
-        // Dirty pages, and no others, are still dirty.
+        // Only the dirty pages are still dirty.
         let pages = pager.files.counts().pages_written;
         file.sync(0, u64::MAX).unwrap();
         assert_eq!(pager.files.counts().pages_written, pages + 1);
@@ -187,7 +187,7 @@ fn saved<A: Walk>() {
             let before = files.counts();
             program.store(VirtAddr(AT + 3 * PAGE), 42).unwrap();
             program.store(VirtAddr(AT + 4 * PAGE), 43).unwrap();
-            // The end of the file is before it.
+            // The file ends before this page.
             program.store(VirtAddr(AT + 20 * PAGE + 200), 44).unwrap();
             assert_eq!(files.counts(), PagerCountsBefore(before).with_reads_of(files.counts()));
             file.sync(0, u64::MAX).unwrap();
@@ -242,7 +242,7 @@ fn saved_again<A: Walk>() {
             file.sync(0, u64::MAX).unwrap();
             assert_eq!(u64::from(stored()), value);
         }
-        // One page each time, whatever the folio.
+        // Each store writes one page, whatever the folio size.
         assert_eq!(pager.files.counts().pages_written, pages + 2);
         fixture.audit(&[&one, &two]);
     });
@@ -274,7 +274,7 @@ fn huge_file<A: Walk>() {
     });
 }
 
-/// Writes without the page tables, as a device does.
+/// Writes without the page tables, like a device.
 fn write_as_a_device<A: Walk>(machine: &Machine<A>, pinned: &Pinned<'_, Machine<A>>, byte: u8) {
     // SAFETY: the window shows the page, which is pinned, and no program writes to it now.
     unsafe { machine.direct_map(pinned.first()).as_ptr().write(byte) };
@@ -296,7 +296,7 @@ fn saved_after_a_pin<A: Walk>() {
         drop(pinned);
         file.sync(0, 2 * PAGE).unwrap();
         assert_eq!(files.content(1)[0], 99);
-        // A reader leaves nothing to be saved.
+        // A reader leaves no page to be saved.
         let writes = files.counts().writes;
         drop(pin(1, Access::Read));
         file.sync(0, 2 * PAGE).unwrap();
@@ -330,7 +330,7 @@ fn last_mapping<A: Walk>() {
     assert_eq!(files.content(1)[PAGE as usize], 12);
 }
 
-/// Stores slowly, and verifies that the bytes do not change during the call.
+/// A pager that stores slowly and verifies that the bytes do not change during the call.
 #[derive(Default)]
 struct Slow(MemoryFiles);
 

@@ -1,6 +1,6 @@
 //! Memory runs out at every single allocation of every operation of an object. The operation fails
-//! or does less, the object loses nothing, nothing leaks, and with memory again the operation
-//! succeeds.
+//! or completes partially, the object loses no data, nothing leaks, and the operation succeeds once
+//! memory is available again.
 
 use bindery::arch::X86_64;
 use bindery::{Accounting, Error, Growth, Memory, Object, Sealing, testing};
@@ -33,7 +33,7 @@ enum Backing {
     File,
 }
 
-/// The operation, and the content of the object after it; a write may do less.
+/// The operation, and the object's content after it; a write may be short.
 struct Case {
     backing: Backing,
     order: u8,
@@ -41,7 +41,7 @@ struct Case {
     after: fn(&[u8], usize) -> Vec<u8>,
 }
 
-/// Present pages with holes between them, and some far behind.
+/// Present pages with holes between them, and some pages far away.
 fn before() -> Vec<u8> {
     let mut bytes = vec![0; 40 * PAGE as usize + 10];
     for page in [0, 1, 7, 20, 39] {
@@ -94,7 +94,7 @@ fn once(case: &Case, failing: Failing) -> bool {
         };
         let there = if result.is_ok() { (case.after)(&before, done) } else { before.clone() };
         assert_eq!(content(&object), there, "{failing:?}, {result:?}");
-        // There is memory again.
+        // Memory is available again.
         let done = (case.operation)(&object).expect("the second try");
         assert_eq!(content(&object), (case.after)(&before, done), "{failing:?}");
         audit(&machine, &memory, &[]);
@@ -121,7 +121,7 @@ fn at_every_point(case: &Case) -> u64 {
     0
 }
 
-/// Writes over present pages, holes, and the end.
+/// Writes over present pages, holes and the end of the object.
 const WRITE: Case = Case {
     backing: Backing::Memory,
     order: 0,
@@ -179,7 +179,7 @@ const SYNC: Case = Case {
 
 #[test]
 fn writing_shared_memory() {
-    // Five of pages 0 to 48 are present, and so is an index node for 64 pages.
+    // Of pages 0 to 48, five are present, as is an index node for 64 pages.
     assert_eq!(at_every_point(&WRITE), 44);
     assert!(at_every_point(&Case { order: 3, ..WRITE }) >= 6);
 }
@@ -206,7 +206,7 @@ fn reading_a_file() {
 
 #[test]
 fn punching_a_file_in_part() {
-    // The two pages that are removed partly, an index node, and a record for each read.
+    // Allocations for the two partly removed pages, an index node, and a record for each read.
     assert_eq!(at_every_point(&Case { backing: Backing::File, ..PUNCH }), 5);
 }
 

@@ -44,7 +44,7 @@ fn other_calls_continue_while_a_page_is_stored() {
 }
 
 /// A call that writes, drops or replaces a page waits while the pager stores it. No other call
-/// waits for the waiting one.
+/// waits for the waiting call.
 #[track_caller]
 fn waits_for_the_sync_alone(call: impl Fn(&Fixture<'_>) + Sync, check: impl FnOnce(&Fixture<'_>)) {
     with_fixture(|fixture| {
@@ -122,7 +122,7 @@ fn truncation_waits_only_for_its_saving_page() {
             fixture.pager.wait_until_held();
             let cut =
                 scope.spawn(|| fixture.machine.on_cpu(Cpu(2), || fixture.file.set_size(PAGE)));
-            // The first page is not truncated: it can be written and saved.
+            // The first page is not truncated, so it can be written and saved.
             fixture.file.write(0, b"outside").unwrap();
             fixture.space.write_user(at(0), b"other").unwrap();
             fixture.file.sync(0, PAGE).unwrap();

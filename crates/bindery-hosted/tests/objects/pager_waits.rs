@@ -305,7 +305,8 @@ fn two_faults_of_one_page_read_it_once() {
             let second = scope.spawn(|| {
                 fixture.machine.on_cpu(Cpu(2), || fixture.space.fault(at(SLOW), Access::Write))
             });
-            // The second call waits for the first, or has not reached it yet: both are correct.
+            // The second call waits for the first or has not reached the wait yet; both are
+            // correct.
             thread::yield_now();
             fixture.pager.release();
             assert!(first.join().unwrap().is_ok() && second.join().unwrap().is_ok());

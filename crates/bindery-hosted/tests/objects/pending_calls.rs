@@ -74,14 +74,14 @@ fn with_file<R>(
         let file = memory.file(&pager, 1, LENGTH).unwrap();
         if let Some(sharing) = sharing {
             map(&space, &file, AT, LENGTH, sharing).unwrap();
-            // Each page is a read of its own.
+            // Each page needs a separate read.
             space.madvise(VirtAddr(AT), LENGTH, Advice::Random).unwrap();
         }
         let caller = Caller { space: &space, file };
         let fixture = Fixture { machine: &machine, memory: &memory, pager: &pager, caller };
         let result = scenario(&fixture);
         audit(&machine, &memory, &[&space]);
-        // Requests for which no call waits any more are answered at the end: otherwise no thread
+        // Requests without a waiting call are answered at the end, because otherwise no thread
         // could close the file.
         pager.answer_all(&memory);
         result
@@ -144,11 +144,11 @@ impl<'m> Fixture<'_, 'm> {
                 CallPoll::NeedsThread => break,
             }
         }
-        // Waiting for the mutex, for instance for a first write, needs no thread.
+        // Waiting for the mutex, for example at a first write, needs no thread.
         panic!("a thread is needed")
     }
 
-    /// Makes a call in steps. Returns its result and the number of its waits.
+    /// Runs a call in steps. Returns its result and the number of its waits.
     fn in_steps(&self, (call, arguments): (Call, [u64; 6])) -> (i64, usize) {
         let mut call = PendingCall::new(call, arguments);
         let (mut ready, mut waits) = (None, 0);
@@ -199,7 +199,7 @@ fn stepped_and_blocking_calls_do_the_same() {
             });
             let (mut stepped, mut blocking) = (stepped, blocking);
             if advice != Advice::Random || sharing.is_none() {
-                // A page that is read ahead may be present before it is needed.
+                // Readahead may supply a page before it is needed.
                 (stepped.3, blocking.3) = (0, 0);
             }
             assert_eq!(stepped, blocking, "{sharing:?}, {call:?}, {advice:?}");
@@ -407,13 +407,13 @@ fn the_rest_may_be_unmapped_between_two_steps() {
     let unmap_rest = |space: &Space<'_>| space.munmap(page(2), LENGTH - 2 * PAGE).unwrap();
     let unmap_some = |space: &Space<'_>| space.munmap(page(2), 4 * PAGE).unwrap();
     let unmap_all = |space: &Space<'_>| space.munmap(page(0), LENGTH).unwrap();
-    // As on Linux, `mlock` found no hole, and skips one that appeared later.
+    // As on Linux, `mlock` found no hole at first and skips one that appeared later.
     let (result, resident, asked) = changed_between(MLOCK, unmap_rest);
     assert_eq!((result, resident.total(), asked), (0, 2, 3));
     let (result, resident, asked) = changed_between(MLOCK, unmap_some);
     assert_eq!((result, resident.total(), asked as u64), (0, PAGES - 4, PAGES - 3));
     assert_eq!(changed_between(MLOCK, unmap_all).0, 0);
-    // `MADV_POPULATE_READ` has nothing but the pages.
+    // `MADV_POPULATE_READ` depends only on the pages.
     let (result, resident, asked) = changed_between(POPULATE, unmap_some);
     assert_eq!((result, resident.total(), asked), (-(Errno::ENOMEM as i64), 2, 3));
 }
@@ -426,7 +426,7 @@ fn the_rest_may_be_protected_between_two_steps() {
     assert_eq!(changed_between(MLOCK, protect).0, -(Errno::ENOMEM as i64));
     assert_eq!(changed_between(POPULATE, protect).0, -(Errno::EINVAL as i64));
     assert_eq!(changed_between(MLOCKALL, protect).0, 0);
-    // Pages that can be read only now are read.
+    // The call also reads pages that became readable only now.
     let read = |space: &Space<'_>| {
         space.mprotect(page(2), LENGTH - 2 * PAGE, Protection::READ).unwrap();
     };

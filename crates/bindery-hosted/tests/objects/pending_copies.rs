@@ -1,5 +1,5 @@
 //! Copies from and to programs, and calls with arrays in a program's memory, that stop where they
-//! would wait for the pager, and go on.
+//! would wait for the pager and continue later.
 
 use std::cell::Cell;
 
@@ -39,9 +39,10 @@ type Ranges<'r> = &'r [(u64, u64)];
 struct Fixture<'f, 'm> {
     memory: &'m Memory<P>,
     pager: &'f DelayedFiles,
-    /// Has a file of [`PAGES`] pages mapped, none in memory, and as much plain memory.
+    /// The space that maps a file of [`PAGES`] pages, none in memory, and the same amount of plain
+    /// memory.
     space: &'f Space<'m>,
-    /// As `space`.
+    /// A second space, mapped like `space`.
     other: &'f Space<'m>,
     file: Object<'m, P>,
     /// The number of times that the pidfd is found.
@@ -79,7 +80,7 @@ fn with_two<R>(sharing: Sharing, scenario: impl for<'f, 'm> FnOnce(&Fixture<'f, 
         let spaces = [(); 2].map(|()| {
             let space = AddressSpace::new(&memory, options()).unwrap();
             map(&space, &file, AT, LENGTH, sharing).unwrap();
-            // Each page is read by itself.
+            // Each page is read separately.
             space.madvise(VirtAddr(AT), LENGTH, Advice::Random).unwrap();
             space.mmap(&fixed(PLAIN, LENGTH)).unwrap();
             space
@@ -90,7 +91,7 @@ fn with_two<R>(sharing: Sharing, scenario: impl for<'f, 'm> FnOnce(&Fixture<'f, 
         let result = scenario(&fixture);
         pager.answer_all(&memory);
         pager.keep_reads(false);
-        // The answers are taken in.
+        // Reading the file consumes the answers.
         assert_eq!(fixture.file.read(0, &mut [0; LENGTH as usize]), Ok(LENGTH as usize));
         audit(&machine, &memory, &[space, other]);
         result
@@ -134,7 +135,7 @@ impl<'m> Fixture<'_, 'm> {
         unreachable!()
     }
 
-    /// Makes a call in steps, with `between` before the step with this number. Returns its result
+    /// Runs a call in steps, with `between` before the step with this number. Returns its result
     /// and the number of waits.
     fn in_steps(
         &self,
@@ -271,7 +272,7 @@ fn a_page_unmapped_between_steps_is_a_fault() {
         let ready = fixture.until_ready(wait);
         let end = copy.write(space, Some(ready), &from).map(drop);
         assert_eq!((end, copy.copied() as u64), (Err(FaultError::NotMapped), PAGE));
-        // Mapped again, it goes on.
+        // Once the pages are mapped again, the copy continues.
         space.mmap(&fixed(AT + PAGE, 2 * PAGE)).unwrap();
         assert!(matches!(copy.write(space, None, &from), Ok(Step::Done)));
     });
@@ -287,7 +288,7 @@ fn a_piece_outlives_the_mapping_behind_it() {
         other.munmap(VirtAddr(PLAIN), LENGTH).unwrap();
         let ready = fixture.until_ready(wait);
         let end = copy.step(space, other, Some(ready)).map(drop);
-        // As for a call that blocks, whose piece is on its stack.
+        // The same result as for a blocking call, whose piece is on its stack.
         assert_eq!(end, Err(PartialCopy { copied: 1024, fault: FaultError::NotMapped }));
         assert!(matches!(copy.step(space, other, None), Ok(Step::Done)), "it is over");
         assert_eq!(copy.copied(), 1024);
@@ -358,7 +359,7 @@ fn a_mincore_tells_what_it_has_found_first() {
         let mut vector = [9; PAGES as usize];
         fixture.space.read_user(VirtAddr(AT), &mut vector).unwrap();
         assert_eq!(vector, [0; PAGES as usize]);
-        // A vector that is gone.
+        // A vector that was unmapped.
         let call = (Call::Mincore, [PLAIN, LENGTH, AT + PAGE, 0, 0, 0]);
         let unmap = |waits| {
             if waits == 1 {
@@ -369,7 +370,8 @@ fn a_mincore_tells_what_it_has_found_first() {
     });
 }
 
-/// Puts an array of ranges into the second page of the file, to be read late.
+/// Stores an array of ranges in the second page of the file, where the read of the array is
+/// delayed.
 fn put_array(fixture: &Fixture<'_, '_>, ranges: Ranges<'_>) -> [u64; 2] {
     let mut bytes = vec![0; LENGTH as usize];
     for (at, (start, length)) in ranges.iter().enumerate() {
@@ -421,7 +423,8 @@ fn stepped_and_blocking_advice_are_the_same() {
 #[test]
 fn a_process_that_is_gone_ends_the_advice() {
     let file = (AT + 4 * PAGE, 3 * PAGE);
-    // The first lookup validates. With the plain memory first, a part is done before the wait.
+    // The first lookup validates. With the plain memory first, the call completes a part before the
+    // wait.
     let cases: [(Ranges<'_>, usize, i64); 3] = [
         (&[file], 1, -(Errno::EBADF as i64)),
         (&[file], 2, -(Errno::EBADF as i64)),
@@ -445,16 +448,16 @@ fn a_process_that_is_gone_ends_the_advice() {
     }
 }
 
-/// The end of the lookups of a process.
+/// The result once the lookups of a process run out.
 #[derive(Clone, Copy)]
 enum Then {
     Gone,
-    /// The number is that of another process.
+    /// The number now refers to another process.
     Another,
 }
 
-/// Copies between two processes, whose arrays are in the file. `lookups` is the number of times
-/// that the process is found.
+/// Copies between two processes, whose arrays are in the file. `lookups` is the number of lookups
+/// that find the process.
 fn process_vm(
     direction: CopyDirection,
     ranges: Ranges<'_>,
@@ -465,7 +468,7 @@ fn process_vm(
         space.write_user(VirtAddr(PLAIN), &[1; 100]).unwrap();
         other.write_user(VirtAddr(PLAIN), &[2; 100]).unwrap();
         let [vector, count] = put_array(fixture, ranges);
-        // All but the last are the caller's.
+        // All ranges except the last belong to the caller.
         let arguments = [9, vector, count - 1, vector + 16 * (count - 1), 1, 0];
         let mut buffer = vec![IoRange::default(); ranges.len()];
         fixture.pager.keep_reads(steps);
@@ -533,7 +536,7 @@ fn a_process_that_is_gone_ends_the_transfer() {
 fn advice_outlasts_its_descriptor() {
     with_two(Sharing::Shared, |fixture| {
         let [vector, count] = put_array(fixture, &[(AT + 4 * PAGE, 3 * PAGE)]);
-        // Closed after the validation, while the call that blocks waits.
+        // The descriptor is closed after the validation, while the blocking call waits.
         fixture.lasts.set(1);
         fixture.pager.keep_reads(false);
         let arguments = [0, vector, count, POPULATE, 0, 0];

@@ -1,4 +1,4 @@
-//! Reads of files that stop where they would wait for the pager, and go on.
+//! Reads of files that stop where they would wait for the pager and continue later.
 
 use std::thread;
 
@@ -72,10 +72,10 @@ fn a_failed_read_ends_with_the_bytes_before() {
             let end = read.step(Some(error), &mut into).map(drop);
             assert_eq!(end, if before == 0 { Err(Error::InputOutput) } else { Ok(()) });
             assert_eq!(read.moved() as u64, 2 * before * PAGE);
-            // It is over: the pager is not asked again.
+            // The read is over, so it sends no further request to the pager.
             assert!(matches!(read.step(None, &mut into), Ok(Step::Done)));
             assert_eq!(fixture.asked_even() as u64, before + 1);
-            // The next call reads on.
+            // The next call continues reading.
             assert_eq!(fixture.read(&file, 2 * before * PAGE, &mut into[..10]), Ok(10));
         });
     }
@@ -99,8 +99,8 @@ fn a_dropped_read_leaves_its_request_to_others() {
     }
 }
 
-/// Lets a read wait for its fifth page, makes a change, and lets it go on. Returns the number of
-/// bytes read, these, and the number of even pages that the pager was asked for.
+/// Makes a read wait for its fifth page, applies a change and continues the read. Returns the
+/// number of bytes read, the bytes, and the number of even pages requested from the pager.
 fn read_with(change: impl for<'m> FnOnce(&Fixture<'m>, &File<'m>)) -> (usize, Vec<u8>, usize) {
     with_half(|fixture, file| {
         let mut into = vec![0xee; SIZE];
@@ -113,7 +113,7 @@ fn read_with(change: impl for<'m> FnOnce(&Fixture<'m>, &File<'m>)) -> (usize, Ve
         assert_eq!(read.moved(), READ);
         begin(&mut wait);
         change(fixture, &file);
-        // A read that was canceled is a thread's.
+        // A thread completes the wait of a canceled read.
         let mut first = Some(fixture.somehow(wait));
         fixture.finish(|ready| read.step(first.take().or(ready), &mut into)).unwrap();
         (read.moved(), into, fixture.asked_even())
@@ -126,7 +126,7 @@ const READ: usize = 4 * PAGE as usize;
 #[test]
 fn a_truncation_between_steps_ends_a_read() {
     let pages = PAGE as usize;
-    // In the page that it waits for, in one that it has read, and in one that is still to come.
+    // The new end is in the awaited page, in a page already read, or in a later page.
     for (size, moved) in [(READ + 5, READ + 5), (10, READ), (7 * pages, 7 * pages)] {
         let (count, into, _) = read_with(|_, file| file.set_size(size as u64).unwrap());
         assert_eq!(count, moved, "{size}");
@@ -159,7 +159,7 @@ fn a_write_between_steps_is_read() {
 #[test]
 fn a_copy_that_stops_goes_on() {
     with_half(|fixture, file| {
-        // The target takes 3,000 bytes at a time.
+        // The target accepts 3,000 bytes at a time.
         let (mut into, mut room) = (vec![0; SIZE], 3000);
         let mut read = PendingRead::new(&file, 0, SIZE).unwrap();
         let (mut last, mut waits, mut stops) = (None, 0, 0);
@@ -168,7 +168,7 @@ fn a_copy_that_stops_goes_on() {
             let step = read.step_with(last.take(), |done, from, length| {
                 let count = length.min(room);
                 room -= count;
-                // SAFETY: the bytes are the object's.
+                // SAFETY: the object owns the bytes.
                 let bytes = unsafe { std::slice::from_raw_parts(from.as_ptr(), count) };
                 into[done..done + count].copy_from_slice(bytes);
                 count
@@ -249,7 +249,7 @@ fn reads_without_memory_end_and_leave_the_file() {
             memory.fail_allocations_after(None);
             assert!(matches!(result, Ok(()) | Err(Error::OutOfMemory)), "{result:?}");
             done = result.is_ok();
-            // With memory, it succeeds.
+            // With memory, the read succeeds.
             assert_eq!(fixture.read(&file, 0, &mut into), Ok(into.len()));
             assert!(into == bytes(into.len()));
         });

@@ -104,7 +104,7 @@ impl<'m> Fixture<'m> {
         }
     }
 
-    /// Makes all steps. Returns the result, and the number of waits.
+    /// Runs all steps. Returns the result and the number of waits.
     fn in_steps(&self, writeback: &mut Writeback<'m, P>) -> (Result<(), Error>, usize) {
         for waits in 0.. {
             match writeback.step() {
@@ -155,7 +155,7 @@ fn steps_store_what_a_sync_stores() {
         // 22 non-adjacent pages, in batches of 7.
         assert_eq!(waits, 4);
         assert!(pages.clone().all(|page| fixture.stored(page)));
-        // They are clean, and may be written.
+        // The pages are clean and may be written.
         assert_eq!(fixture.in_steps(&mut file.begin_sync(0, u64::MAX)), (Ok(()), 0));
         assert!(matches!(writeback.step(), Ok(Step::Done)));
         write(&file, pages.clone());
@@ -175,7 +175,7 @@ fn the_writes_are_answered_in_any_order() {
         for page in [9, 1] {
             is_pending(&mut wait);
             fixture.answer(page, Ok(()));
-            // An early step changes nothing.
+            // A premature step changes nothing.
             is_pending(&mut blocked(writeback.step()));
         }
         fixture.answer(5, Ok(()));
@@ -201,7 +201,7 @@ fn an_error_ends_the_sync_at_its_end() {
         assert_eq!(file.check_errors(&mut mark), Err(Error::NoSpace));
         assert_eq!(file.check_errors(&mut mark), Ok(()));
         assert!(pages.clone().all(|page| fixture.stored(page) == (page != 4)));
-        // The page is dirty, and is tried once more.
+        // The page is still dirty, so the sync retries it.
         assert_eq!(fixture.in_steps(&mut file.begin_sync(0, u64::MAX)), (Ok(()), 1));
         assert!(fixture.stored(4));
     });
@@ -230,7 +230,7 @@ fn a_dropped_sync_leaves_its_writes_to_others() {
         is_pending(&mut wait);
         drop(writeback);
         drop(wait);
-        // Another sync waits for them, in steps or in a thread.
+        // Another sync waits for these pages, in steps or in a thread.
         let mut other = file.begin_sync(0, u64::MAX);
         is_pending(&mut blocked(other.step()));
         thread::scope(|scope| {
@@ -254,7 +254,7 @@ fn a_dropped_sync_loses_no_failure() {
         let mut other = file.begin_sync(0, u64::MAX);
         let wait = blocked(other.step());
         fixture.answer(1, Err(PagerError::InputOutput));
-        // The other sync waited for the page, which is dirty again, and tries it once more.
+        // The other sync waited for the page, which is dirty again, and now retries it.
         fixture.until_ready(wait);
         assert_eq!(fixture.in_steps(&mut other), (Ok(()), 1));
         assert!(fixture.stored(1));
@@ -262,7 +262,7 @@ fn a_dropped_sync_loses_no_failure() {
     });
 }
 
-/// Calls that need clean pages take the answers of a dropped sync, not only syncs do.
+/// Not only syncs but also calls that need clean pages consume the answers of a dropped sync.
 #[test]
 fn answered_pages_of_a_dropped_sync_are_evicted() {
     with_file(|fixture, file| {
@@ -359,12 +359,12 @@ fn a_change_in_the_way_is_a_wait() {
         let mut first = file.begin_sync(9 * PAGE, PAGE);
         let wait = blocked(first.step());
         thread::scope(|scope| {
-            // It drops page 5 once page 9 is stored.
+            // The truncation drops page 5 once page 9 is stored.
             let cut = scope.spawn(|| fixture.machine.on_cpu(Cpu(1), || file.set_size(3 * PAGE)));
             until_parked(fixture.machine);
             let mut second = file.begin_sync(5 * PAGE, PAGE);
             is_pending(&mut blocked(second.step()));
-            // A wait without result: the next one has another page.
+            // This wait yields no result; the next wait is for another page.
             let mut other = blocked(second.step());
             is_pending(&mut other);
             assert!(fixture.pager.try_take_write(|asked| asked.first == 5).is_none());
@@ -397,8 +397,8 @@ fn a_thread_waits_in_place_of_the_task() {
     });
 }
 
-/// Maps pages 0 to 3 and then 8 to 11 of the file, writes to the first of each, and makes an
-/// `msync` of `length` bytes with `between` after its first step.
+/// Maps pages 0 to 3 and then 8 to 11 of the file, writes to the first page of each range, and runs
+/// an `msync` of `length` bytes with `between` after its first step.
 #[track_caller]
 fn msync_with<'m>(
     fixture: &Fixture<'m>,

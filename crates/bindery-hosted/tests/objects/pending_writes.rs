@@ -1,4 +1,4 @@
-//! Writes of files that stop where they would wait for the pager, and go on.
+//! Writes to files that stop where they would wait for the pager and continue later.
 
 use std::thread;
 
@@ -53,7 +53,7 @@ fn a_position_beyond_all_files_is_refused() {
     });
 }
 
-/// A write whose first and last page the pager has.
+/// The start of a write whose first and last page must be read from the pager.
 const AT: u64 = 10;
 const LENGTH: usize = 2 * PAGE_BYTES;
 
@@ -114,7 +114,7 @@ fn a_write_dropped_at_a_wait_writes_nothing() {
 fn a_lost_end_of_a_wait_asks_again() {
     with_file(|fixture, file| {
         let mut write = PendingWrite::new(&file, AT, 4).unwrap();
-        // The answer never comes while it looks.
+        // The answer never arrives while the write polls.
         for _ in 0..3 {
             begin(&mut blocked(write.step(None, b"text")));
         }
@@ -122,7 +122,7 @@ fn a_lost_end_of_a_wait_asks_again() {
         begin(&mut wait);
         assert_eq!(fixture.asked(), [(0, 1)]);
         fixture.answer(0, Ok(()));
-        // Whoever looks next takes the answer.
+        // The next poll consumes the answer.
         drop(wait);
         let _ = ready(&mut blocked(write.step(None, b"text")));
         assert_eq!(fixture.asked(), [(0, 1)]);
@@ -131,7 +131,8 @@ fn a_lost_end_of_a_wait_asks_again() {
     });
 }
 
-/// Lets a write wait for its first page, makes a change, and lets it go on. Returns the content.
+/// Makes a write wait for its first page, applies a change and continues the write. Returns the
+/// content.
 fn write_after(change: impl for<'m> FnOnce(&Fixture<'m>, &File<'m>)) -> Vec<u8> {
     with_file(|fixture, file| {
         let from = [0x77; LENGTH];
@@ -148,7 +149,7 @@ fn write_after(change: impl for<'m> FnOnce(&Fixture<'m>, &File<'m>)) -> Vec<u8> 
     })
 }
 
-/// The content with the write in it.
+/// The content after the write.
 fn with_write(mut content: Vec<u8>) -> Vec<u8> {
     let end = content.len().max(AT as usize + LENGTH);
     content.resize(end, 0);
@@ -169,7 +170,7 @@ fn another_write_between_steps_precedes_a_write() {
     for (offset, length) in [(0, 3 * PAGE_BYTES), (5, 100), (2 * PAGE, 300)] {
         let content = write_after(|fixture, file| {
             fixture.pager.keep_reads(false);
-            // It waits for the page that both need.
+            // The second call waits for the page that both need.
             thread::scope(|scope| {
                 let from = vec![0x11; length];
                 let machine = fixture.machine;
@@ -201,7 +202,7 @@ fn a_source_that_stops_goes_on() {
                 let count = length.min(room);
                 room -= count;
                 written.push((done, count));
-                // SAFETY: the bytes are the object's.
+                // SAFETY: the object owns the bytes.
                 unsafe { to.as_ptr().copy_from(from[done..].as_ptr(), count) };
                 count
             });
@@ -209,7 +210,7 @@ fn a_source_that_stops_goes_on() {
                 last = Some(fixture.until_ready(wait));
             }
         }
-        // Bytes of a page that the pager has may be asked for twice.
+        // The source may be asked twice for the bytes of a page that had to be read.
         let end = written.iter().fold(0, |at, &(done, count)| {
             assert!(done <= at, "a gap");
             at.max(done + count)
@@ -235,7 +236,7 @@ fn a_write_waits_for_pages_being_stored() {
         let from = [2; PAGE_BYTES];
         let mut wait = blocked(write.step(None, &from));
         begin(&mut wait);
-        // While it waits, it keeps nobody from the page.
+        // While the write waits, it blocks no other access to the page.
         let mut byte = [0];
         assert_eq!(file.read(0, &mut byte), Ok(1));
         assert_eq!(byte, [1]);
@@ -318,7 +319,7 @@ fn writes_without_memory_end_and_leave_the_file() {
             let mut into = vec![0; SIZE];
             assert_eq!(fixture.read(&file, 0, &mut into), Ok(SIZE));
             assert!(into == expected, "{point}");
-            // With memory, it succeeds.
+            // With memory, the write succeeds.
             assert_eq!(fixture.write(&file, AT, &from), Ok(LENGTH));
         });
     }
@@ -355,7 +356,7 @@ fn a_fatal_signal_ends_a_write() {
         let mut write = PendingWrite::new(&file, 0, 40 * PAGE_BYTES).unwrap();
         let from = vec![1; 40 * PAGE_BYTES];
         assert_eq!(write.step(None, &from).map(drop), Err(Error::Interrupted));
-        // One piece of 64 KiB is written before the second look.
+        // One piece of 64 KiB is written before the second signal check.
         fixture.machine.fatal_signal_after(Some(1));
         let mut write = PendingWrite::new(&file, 0, from.len()).unwrap();
         assert!(matches!(write.step(None, &from), Ok(Step::Done)));

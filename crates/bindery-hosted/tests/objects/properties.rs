@@ -32,7 +32,7 @@ enum Step {
     /// In a space, the word of this number.
     Load(usize, u64),
     Store(usize, u64, u64),
-    /// In a space, unmaps pages and maps them again: from a page on, this number of them.
+    /// In a space, unmaps this number of pages from a page on and maps them again.
     Unmap(usize, u64, u64),
 }
 
@@ -43,7 +43,7 @@ fn step() -> impl Strategy<Value = Step> {
     ];
     let word = (page.clone(), prop::sample::select(vec![0_u64, 1, 12, 13, 511]))
         .prop_map(|(page, word)| page * 512 + word);
-    // Mappings may be written, so most seals would be refused.
+    // The mappings are writable, so most seals would be refused.
     let op = op().prop_filter("no seals", |op| !matches!(op, Op::AddSeals(_)));
     prop_oneof![
         8 => op.prop_map(Step::Object),
@@ -113,7 +113,7 @@ impl Expected {
             && length > 0
             && !self.object.is_file
         {
-            // Holes reach behind the end.
+            // Holes may extend beyond the end.
             for at in 0..self.tail.len() {
                 let place = (new + at) as u64;
                 if (offset..offset + length).contains(&place) {
@@ -125,7 +125,7 @@ impl Expected {
             && (offset..offset + length).contains(&(new as u64).saturating_sub(1))
             && new > 0
         {
-            // A hole up to the end of the file also removes the bytes behind it.
+            // A hole up to the end of the file also removes the bytes beyond the end.
             self.tail.fill(0);
         }
         if cut {

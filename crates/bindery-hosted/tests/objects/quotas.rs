@@ -25,7 +25,7 @@ fn files_share_the_pages_of_their_quota() {
     let (machine, memory) = strict::<Arch>(32 * MIB);
     let (first, second) = (file(&memory, &quota), file(&memory, &quota));
     assert_eq!(first.write(0, &[1; 5 * PAGE as usize]), Ok(5 * PAGE as usize));
-    // As much as fits; the next call fails.
+    // Writes the part that fits; the next call fails.
     assert_eq!(second.write(0, &[2; 5 * PAGE as usize]), Ok(3 * PAGE as usize));
     assert_eq!(second.write(3 * PAGE, &[2; 1]), Err(Error::NoSpace));
     assert_eq!((quota.used(), second.size()), (8, 3 * PAGE));
@@ -73,7 +73,7 @@ fn an_allocation_that_fails_leaves_what_was_allocated() {
         one.allocate(8 * PAGE, 4 * PAGE, Growth::Allowed).unwrap();
         assert_eq!(one.allocate(0, 20 * PAGE, Growth::Allowed), Err(Error::NoSpace));
         assert_eq!((one.resident_pages(), quota.used()), (8, 12));
-        // So that other objects take none of the memory.
+        // The reservation keeps other objects from using the memory.
         assert_eq!(other.allocate(0, 13 * PAGE, Growth::Allowed), Err(Error::NoSpace));
         assert_eq!(one.write(0, &[1; 4 * PAGE as usize]), Ok(4 * PAGE as usize));
         audit(&machine, &memory, &[]);

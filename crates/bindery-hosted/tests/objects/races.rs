@@ -25,7 +25,7 @@ type A = X86_64<4>;
 type Space<'m> = AddressSpace<'m, Machine<A>>;
 
 const AT: u64 = GIB;
-/// The repetitions of a race: a multiple of 64, so that each delay occurs equally often.
+/// The number of repetitions of a race; a multiple of 64, so that each delay occurs equally often.
 const ROUNDS: u64 = 640;
 /// The repetitions of a race that creates a thousand mappings first.
 const LONG_ROUNDS: u64 = 128;
@@ -34,7 +34,7 @@ fn fixture(cpus: u16) -> (Machine<A>, Memory<Machine<A>>) {
     memory_with::<A>(Config { memory: 96 * MIB, cpus, ..Config::default() })
 }
 
-/// Runs `here`, and `there` on another CPU, `delay` loop iterations after both are ready.
+/// Runs `there` on another CPU, and `here` `delay` loop iterations after both are ready.
 fn at_once<T>(
     machine: &Machine<A>,
     delay: u64,
@@ -76,7 +76,8 @@ fn a_truncated_prot_none_page_leaves_every_tlb() {
     let object = memfd(&memory, OBJECT);
     let space = AddressSpace::new(&memory, options()).unwrap();
     let program = Program::new(&machine, &space);
-    // Behind the object, so that the call continues after its pages for a while, under other locks.
+    // Maps memory behind the object, so that the call continues for a while after the object's
+    // pages, under other locks.
     space.mmap(&fixed(AT + OBJECT, MORE)).unwrap();
     for number in 1..CHUNKS {
         program.store(chunk(number), 1).unwrap();

@@ -54,7 +54,7 @@ fn a_reader_in_order_gets_windows_that_grow() {
             space.fault(VirtAddr(AT + page * PAGE), Access::Read).unwrap();
         }
     });
-    // A fault on the second page may be random access: windows start at the third.
+    // A fault on the second page may still be random access, so windows start at the third.
     assert_eq!(faults, (37, PAGES));
 }
 
@@ -62,7 +62,7 @@ fn a_reader_in_order_gets_windows_that_grow() {
 fn a_reader_that_jumps_reads_nothing_ahead() {
     // No page's predecessor is in memory.
     assert_eq!(requests(|_, file| read(file, at_random().take(256))), (256, 256));
-    // Half of the predecessors are, by chance.
+    // By chance, half of the predecessors are in memory.
     let odd_pages_first = (0..PAGES / 2).map(|n| n * 389 % (PAGES / 2));
     let order = || odd_pages_first.clone().map(|n| 2 * n + 1).chain([2, 600, 34, 900, 12, 700]);
     assert_eq!(requests(|_, file| read(file, order())), (PAGES / 2 + 6, PAGES / 2 + 6));
@@ -139,7 +139,7 @@ fn the_next_window_is_read_in_time() {
         assert_eq!(before.iter().map(|asked| asked.pages).collect::<Vec<_>>(), [1, 4]);
         assert!(before.iter().all(|asked| !asked.ahead));
         // At the first page of the last window, a window of twice the length starts. No thread
-        // waits for it, though the pager does not answer.
+        // waits for this window although the pager does not answer.
         read(&file, 2..5);
         let after = pager.log();
         let [asked] = after[before.len()..] else { panic!("{after:?}") };
@@ -184,10 +184,11 @@ fn a_large_folio_has_no_mark_inside() {
             (page..page + 16).filter(is_mapped).count()
         };
         serve(machine, memory, pager, || {
-            // Random access: the folio around the page, mapped completely.
+            // Random access reads the folio around the page and maps it completely.
             space.fault(VirtAddr(AT + 100 * PAGE), Access::Read).unwrap();
             assert_eq!(mapped(96), 16);
-            // The next folio continues it. The window and its mark end at folio boundaries.
+            // The next folio continues the sequence. The window and its mark end at folio
+            // boundaries.
             space.fault(VirtAddr(AT + 112 * PAGE), Access::Read).unwrap();
             assert_eq!(mapped(112), 16);
         });

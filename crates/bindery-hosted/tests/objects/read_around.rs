@@ -1,5 +1,4 @@
-//! The pages around a read: the pages that a fault maps besides its own, and those that it leaves
-//! out.
+//! Fault-around: the pages that a read fault maps besides its own, and the pages that it omits.
 
 use std::ops::Range;
 
@@ -34,7 +33,7 @@ fn mapped<A: Walk>(space: &AddressSpace<'_, Machine<A>>) -> Vec<u64> {
     (0..PAGES).filter(is_mapped).collect()
 }
 
-/// A read of an unmapped page: the pages that it maps around its own.
+/// Reads an unmapped page. Returns the pages that the fault maps around it.
 #[track_caller]
 fn read<A: Walk>(space: &AddressSpace<'_, Machine<A>>, page: u64) -> Range<u64> {
     let before = mapped(space);
@@ -74,7 +73,7 @@ fn in_order<A: Walk>() {
                 parts.push(part.end - part.start);
                 next = part.end;
             }
-            // It stops at the edge of a table, and at the end of the mapping.
+            // The window stops at the edge of a table and at the end of the mapping.
             assert_eq!(parts, [16, 32, 64, 128, 256, 16, 16, 32, 64, 128, 16]);
             for page in 0..PAGES {
                 assert_eq!(program.load(at(page)), Ok(page + 1));

@@ -1,5 +1,5 @@
-//! Reclaim of file pages: clean unused pages are dropped, and read again unchanged; all others
-//! stay.
+//! Reclaim of file pages: clean unused pages are dropped and later read again unchanged; all other
+//! pages stay.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Level, X86_64};
@@ -123,11 +123,11 @@ fn used<A: Walk>() {
             };
             programs.iter().for_each(load);
             assert_eq!(reclaim(file, 3), ObjectFolio::Used);
-            // One of them is enough.
+            // A use by one program suffices.
             load(&programs[1]);
             assert_eq!(reclaim(file, 3), ObjectFolio::Used);
             fixture.audit(&[&spaces[0], &spaces[1]]);
-            // The page is hot by now, and is dropped after two scans found it unused.
+            // The page is hot now and is dropped after two scans have found it unused.
             assert_eq!(reclaim(file, 3), ObjectFolio::Used);
             assert_eq!(reclaim(file, 3), ObjectFolio::Freed(1 << order));
             for space in &spaces {
@@ -144,11 +144,11 @@ fn looks<A: Walk>(file: &Object<'_, Machine<A>>, page: u64) -> u64 {
     (1..10).find(|_| reclaim(file, page) == ObjectFolio::Freed(1)).expect("it goes in the end")
 }
 
-/// A dropped page leaves a shadow entry, as long as one of its neighbors is in memory.
+/// A dropped page leaves a shadow entry while one of its neighbors is in memory.
 fn missed<A: Walk>() {
     with_file::<A>(0, |fixture, file, _| {
         let file = &mut file.clone();
-        // No neighbor is read that was not requested.
+        // Only requested pages are read, not their neighbors.
         file.set_read_pattern(ReadPattern::Random);
         let read = |page| assert_eq!(file.read(page * PAGE, &mut [0; 8]), Ok(8));
         // Until memory is short, no shadow is needed.
@@ -326,7 +326,7 @@ fn a_file_larger_than_memory_is_read() {
     }
 }
 
-/// Calls that copy mark the copied pages as used: pages that are read repeatedly stay, while a
+/// Calls that copy mark the copied pages as used: repeatedly read pages stay in memory while a
 /// program reads a file larger than memory once.
 #[test]
 fn hot_pages_of_a_file_survive_a_scan() {
@@ -343,7 +343,7 @@ fn hot_pages_of_a_file_survive_a_scan() {
         let mut page = vec![0; PAGE as usize];
         for number in 0..SCANNED {
             assert_eq!(scanned.read(number * PAGE, &mut page), Ok(PAGE as usize));
-            // Three times while the scan passes through memory.
+            // Reads the hot pages three times while the scan passes through memory.
             if number % 2 == 0 {
                 let number = number / 2 % HOT;
                 assert_eq!(hot.read(number * PAGE, &mut page), Ok(PAGE as usize));

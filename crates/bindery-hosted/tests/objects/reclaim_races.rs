@@ -119,7 +119,8 @@ fn programs_and_calls_agree_during_reclaim() {
                     let mut chance = Chance::new(u64::from(cpu), (AT, PAGES * PAGE));
                     let mut last = [None; PAGES as usize];
                     let most = rounds(6_000);
-                    // And until the reclaimer had its turn: on a busy machine it comes late.
+                    // Also continues until the reclaimer has run, which may be late on a busy
+                    // machine.
                     let enough = |round| round >= most && freed.load(Relaxed) > 0;
                     for round in (0..100 * most).take_while(|round| !enough(*round)) {
                         let page = chance.below(PAGES);
@@ -180,7 +181,7 @@ fn a_file_is_cut_and_dropped_during_reclaim() {
         scope.spawn(move || {
             machine.on_cpu(Cpu(1), || {
                 while !over.load(Relaxed) {
-                    // Around a frame that the file has or had.
+                    // Searches around a current or former frame of the file.
                     let middle = seen.load(Relaxed);
                     for frame in middle.saturating_sub(32)..middle + 32 {
                         let found = reclaim_frame(memory, Frame(frame), Spare::Nothing);
@@ -191,7 +192,7 @@ fn a_file_is_cut_and_dropped_during_reclaim() {
             });
         });
         let most = rounds(640);
-        // And until the reclaimer had its turn: on a busy machine it comes late.
+        // Also continues until the reclaimer has run, which may be late on a busy machine.
         let enough = |round| round >= most && freed.load(Relaxed) > 0;
         for round in (0..100 * most).take_while(|round| !enough(*round)) {
             use_object_order(memory, (round % 4) as u8);

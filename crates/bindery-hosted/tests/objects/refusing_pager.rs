@@ -34,7 +34,7 @@ impl RefusingFiles {
         Self { files: MemoryFiles::new(), refusal: Mutex::new(Box::new(refusal)) }
     }
 
-    /// Replaces that function.
+    /// Replaces the function that selects failing writes.
     pub fn refuse(&self, refusal: impl FnMut(Asked) -> Option<PagerError> + Send + 'static) {
         *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Box::new(refusal);
     }

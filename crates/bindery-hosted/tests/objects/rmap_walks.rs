@@ -29,7 +29,8 @@ enum Op {
     /// The space, the first page, the number of pages, and whether they become read-only.
     Protect(usize, u64, u64, bool),
     Unmap(usize, u64, u64),
-    /// To that page of the other area; and whether it moves back.
+    /// The space, the first page, the number of pages, the destination page in the other area, and
+    /// whether the move is in the reverse direction.
     Move(usize, u64, u64, u64, bool),
     Fork(usize),
     /// Maps the object once more, from a page on.
@@ -104,7 +105,7 @@ fn left(space: &Space<'_>, ranges: &[PageRange]) -> Vec<VirtAddr> {
     left
 }
 
-/// Two address spaces that map the object, shared and private, all pages there.
+/// Two address spaces that map the object, shared and private, with all pages present.
 fn two_spaces<'m>(fixture: &Fixture<'m, X>, object: &Object<'m, Machine<X>>) -> Vec<Space<'m>> {
     [Sharing::Shared, Sharing::Private]
         .map(|sharing| {
@@ -245,7 +246,7 @@ fn a_walk_visits_only_mappings_of_its_pages() {
         let ranges: Vec<_> = (0..10).map(|n| PageRange::from_count(100 * n + 7, 2)).collect();
         let mut walk = UnmapWalk::new(&object, &ranges);
         while !walk.step(|_| ()).unwrap() {}
-        // Two per range, and at most one in the gap behind it.
+        // Two VMAs per range, and at most one in the gap behind each range.
         assert!(walk.visited() <= 30, "{} VMAs", walk.visited());
     });
 }
@@ -266,7 +267,7 @@ fn walks_share_the_lock_and_changes_exclude_them() {
             scope.spawn(|| {
                 machine.on_cpu(Cpu(1), || space.munmap(VirtAddr(AT), PAGE).unwrap());
             });
-            // The other thread waits for this walk, and the other walk does not wait for that
+            // The other thread waits for this walk, and the other walk does not wait for the other
             // thread.
             while UnmapWalk::new(&object, &ranges).step(|_| ()).is_some() {
                 thread::yield_now();

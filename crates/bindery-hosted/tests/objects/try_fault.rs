@@ -37,7 +37,7 @@ fn the_pager_works_for_another_thread() {
     let ready = thread::scope(|scope| {
         let waits = scope.spawn(|| machine.on_cpu(Cpu(1), || wait.wait()));
         pager.wait_until_held();
-        // Another attempt has to wait too. It finds that the request is in progress.
+        // Another attempt has to wait too. It finds the request in flight.
         let Ok(TriedFault::Blocked(second)) = attempt() else { panic!("the pager is held") };
         // The handler continues with other work in the same address space.
         space.mmap(&fixed(AT + MIB, PAGE)).unwrap();
@@ -161,7 +161,7 @@ fn a_polled_wait_reports_the_error() {
         fail(0);
         assert_eq!(wait.poll().err(), Some(FaultError::Bus));
         drop(wait);
-        // A request for several pages is followed by one for the page alone.
+        // A request for several pages is followed by a request for only this page.
         space.madvise(page(0), PAGES * PAGE, bindery::Advice::Sequential).unwrap();
         let Ok(TriedFault::Blocked(mut wait)) = attempt(0) else { panic!("no page is in memory") };
         assert!(matches!(wait.poll(), Ok(FaultPoll::Pending(_))));

@@ -1,4 +1,4 @@
-//! A reclaimer of the embedder: watermarks, and short steps.
+//! An embedder's reclaimer: watermarks and short steps.
 
 use bindery::{Error, Reclaimed};
 use bindery_hosted::MemoryFiles;

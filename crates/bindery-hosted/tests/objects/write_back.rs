@@ -1,5 +1,5 @@
-//! Stores for which no call waits: the results of [`bindery::FileSystem::write_back`], and pages
-//! that a pager fails to store.
+//! Background writeback: the results of [`bindery::FileSystem::write_back`], and pages that a pager
+//! fails to store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -28,7 +28,7 @@ fn writing_back_takes_files_in_turn() {
         write(&one, 0..6).unwrap();
         assert_eq!(disk.write_back(4), 4);
         assert_eq!((files.stored_pages(2), files.stored_pages(1)), (4, 0));
-        // The rest of a file is stored after the others.
+        // The rest of a file is stored after the other files.
         assert_eq!(disk.write_back(6), 6);
         assert_eq!((files.stored_pages(2), files.stored_pages(1)), (4, 6));
         audit();
@@ -43,7 +43,7 @@ fn writing_back_takes_files_in_turn() {
         bad.writes_left.store(0, Relaxed);
         assert_eq!(failing.write_back(u64::MAX), 0);
         bad.never();
-        // Pages that have failed are left to a sync.
+        // Pages whose store failed are left to a sync.
         write(&second, 0..1).unwrap();
         assert_eq!(failing.write_back(u64::MAX), 1);
         first.sync(0, u64::MAX).unwrap();
@@ -100,7 +100,7 @@ fn writing_back_passes_by_pages_being_stored() {
     {
         let disk = memory.file_system(&held);
         let [one, two] = [1, 2].map(|number| disk.file(number, 0).unwrap());
-        // The file that is next leaves the list.
+        // The next file in line leaves the list.
         write(&one, 0..1).unwrap();
         write(&two, 1..2).unwrap();
         held.hold_next(Io::Write, 1);
@@ -119,7 +119,7 @@ fn writing_back_passes_by_pages_being_stored() {
 fn the_last_close_retries_a_pager_without_memory() {
     let (files, clean) = (RefusingFiles::new(|_| None), MemoryFiles::new());
     in_memory(|memory, _| {
-        // Pages that reclaim examines.
+        // Provides pages for reclaim to examine.
         clean.put(1, &[1; 64 * PAGE as usize]);
         let cache = memory.file(&clean, 1, 64 * PAGE).unwrap();
         content(&cache);

@@ -35,11 +35,12 @@ fn lack_of_memory_after_bytes_ends_short() {
                 }
                 let copy = |done: usize, to: NonNull<u8>, length: usize| {
                     let count = length.min(PAGE_BYTES);
-                    // The index has a node for this page: the next page's frame fails.
+                    // The index already has a node for this page, so the next page's frame
+                    // allocation fails.
                     if before > 0 && done / PAGE_BYTES == before {
                         testing::fail_one_allocation(fixture.memory, Some(0));
                     }
-                    // SAFETY: the bytes are the object's.
+                    // SAFETY: the object owns the bytes.
                     unsafe { to.as_ptr().write_bytes(7, count) };
                     count
                 };
@@ -47,7 +48,7 @@ fn lack_of_memory_after_bytes_ends_short() {
                     let mut write = PendingWrite::new(&file, offset, 4 * PAGE_BYTES).unwrap();
                     assert!(matches!(write.step_with(None, copy), Ok(Step::Done)));
                     let moved = write.moved();
-                    // It is over.
+                    // The write is complete.
                     assert!(matches!(write.step_with(None, |_, _, _| panic!()), Ok(Step::Done)));
                     moved
                 } else {
@@ -75,7 +76,7 @@ fn bytes_written_renew_the_measures_against_shortage() {
             let step = write.step_with(None, |_, to, length| {
                 let count = length.min(room);
                 room -= count;
-                // SAFETY: the bytes are the object's.
+                // SAFETY: the object owns the bytes.
                 unsafe { to.as_ptr().write_bytes(1, count) };
                 count
             });
@@ -118,11 +119,11 @@ fn concurrent_writes_are_seen_whole() {
 /// An operation of the random test.
 #[derive(Clone, Copy, Debug)]
 enum Op {
-    /// A write at this byte, of that length, begins.
+    /// Begins a write at this byte, with this length.
     Begin(usize, usize),
-    /// One of the writes, or its wait, goes on.
+    /// Continues one of the writes or its wait.
     Step(usize),
-    /// One of the writes is dropped.
+    /// Drops one of the writes.
     Drop(usize),
     Resize(usize),
     Evict,
@@ -138,7 +139,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A write under way.
+/// A write in progress.
 struct Underway<'m> {
     write: PendingWrite<'m, P>,
     wait: Option<CallWait<'m, 'm, P>>,
@@ -147,7 +148,7 @@ struct Underway<'m> {
 }
 
 impl<'m> Underway<'m> {
-    /// Goes on with the write or its wait. Returns whether it is over.
+    /// Continues the write or its wait. Returns whether the write is complete.
     fn step(&mut self, fixture: &Fixture<'m>) -> bool {
         let ready = self.wait.take().map(|wait| fixture.somehow(wait));
         match self.write.step(ready, &self.from).unwrap() {
@@ -164,7 +165,8 @@ impl<'m> Underway<'m> {
     }
 }
 
-/// Makes the operations, and compares the file with a copy that has each write when it is over.
+/// Performs the operations and compares the file with a copy to which each write is applied when it
+/// completes.
 fn agree(fixture: &Fixture<'_>, file: &File<'_>, ops: &[Op]) {
     let mut expected = bytes(SIZE);
     let mut writes: Vec<Underway<'_>> = Vec::new();

@@ -13,9 +13,9 @@ use super::place::{PAGE, REGION, REGION_END};
 /// A difference of another runner from Linux.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Difference {
-    /// The call and the part of it that differs: differences with one cause mostly have one kind.
+    /// The call and the differing part. Differences with one cause mostly have one kind.
     pub kind: String,
-    /// All of it, to be read.
+    /// The full description, for readers.
     pub text: String,
 }
 
@@ -82,7 +82,7 @@ fn outcome(outcome: Outcome) -> String {
     }
 }
 
-/// An address as the sequences have it.
+/// An address in the notation of the sequences.
 fn address(at: u64) -> String {
     if !(REGION..=REGION_END).contains(&at) {
         return format!("{at:#x}");

@@ -1,41 +1,42 @@
 //! Intentional differences from Linux, each with its reason. After such a difference the states
-//! differ, so a sequence is compared only up to there.
+//! differ, so a sequence is compared only up to that step.
 //!
 //! # A refused call leaves no trace
 //! Linux splits mappings at the ends of a range before it knows whether the call will fail (because
-//! of a limit, or of a seal further on), and does not merge them again. `mremap` has unmapped its
-//! destination by then. The core checks first, and fails before it has changed anything.
+//! of a limit, or of a seal further on), but does not merge them again. By then, `mremap` has
+//! already unmapped its destination. The core checks first and fails before it has changed
+//! anything.
 //!
 //! Likewise, Linux gives a mapping an anon group before it knows whether a userfaultfd's request
-//! for pages there will fail. Such a mapping merges with none that has another anon group, and
+//! for pages there will fail. Such a mapping cannot merge with a mapping of another anon group and
 //! stays counted as committed when it becomes read-only.
 //!
 //! # A moved mapping merges with its neighbors
-//! `mremap` removes the userfaultfd from the mapping that it moves. Linux does so after the move,
-//! and no longer merges the mapping with its neighbors. If it was already merged with registered
-//! neighbors, Linux removes their userfaultfd as well.
+//! `mremap` removes the userfaultfd from the mapping that it moves. Linux does so after the move
+//! and then no longer merges the mapping with its neighbors. If the mapping was already merged with
+//! registered neighbors, Linux removes their userfaultfd as well.
 //!
 //! # Unlocked memory does not count as locked
 //! `mremap` with `MREMAP_DONTUNMAP` unlocks the mapping that it leaves. Linux does not decrement
-//! the count of locked pages, and counts them until the process ends. If the moved part was merged
-//! with the rest, Linux unlocks both.
+//! the count of locked pages, which stays too high until the process ends. If the moved part was
+//! merged with the remaining part, Linux unlocks both.
 //!
 //! # Inaccessible memory is not collapsed
-//! Linux collapses memory with no permissions too. No TLB has entries for it, so that gains
-//! nothing. The core refuses, as for memory that was never touched.
+//! Linux collapses memory with no permissions too. No TLB holds entries for such memory, so the
+//! collapse has no benefit. The core refuses, as for untouched memory.
 //!
 //! # Memory served by a userfaultfd is not collapsed
 //! Linux collapses registered memory that has no missing and no write-protected pages. It unmaps
 //! pages of shared memory before it finds that one is missing, and checks one page too far for
-//! registered mappings. The core refuses, and changes nothing.
+//! registered mappings. The core refuses and changes nothing.
 //!
 //! # Unknown advice is refused
 //! On Linux 6.18, `process_madvise` of no bytes accepts any advice. Linux 7.2 refuses unknown
 //! advice, and so does the core.
 //!
 //! # A cut huge leaf leaves small ones
-//! Linux unmaps a huge page of shared memory completely if a part of it changes, and faults map the
-//! rest again. The core leaves the rest mapped.
+//! If a part of a huge page of shared memory changes, Linux unmaps the whole page, and faults map
+//! the rest again. The core leaves the rest mapped.
 //!
 //! # The huge zero page is not private memory
 //! Linux gives a mapping an anon group when it maps the huge zero page. Such a mapping stays
@@ -46,8 +47,9 @@
 //! Each side chooses the pages in memory; [`super::swapped`] compares them.
 //!
 //! # Pages of `fallocate` are present
-//! Linux allocates them, counts them (`st_blocks`), and zeroes them at the first touch. Until then
-//! `mincore` does not report them, and no neighbor's fault maps them. The core zeroes them at once.
+//! Linux allocates and counts these pages (`st_blocks`) but zeroes them only at the first touch.
+//! Until then, `mincore` does not report the pages and fault-around does not map them. The core
+//! zeroes the pages at once.
 
 use super::names::{ADVICE, FALLOC_FL_PUNCH_HOLE, MADV_COLLAPSE, MADV_HUGEPAGE, MREMAP_DONTUNMAP};
 use super::observation::{
@@ -56,7 +58,7 @@ use super::observation::{
 use super::operation::{Operation, OperationKind};
 use super::place::PAGE;
 
-/// Truncates both at their first difference, if that is intentional.
+/// Truncates both observation lists at their first difference if the difference is intentional.
 pub fn level(operations: &[Operation], linux: &mut Vec<Observation>, ours: &mut Vec<Observation>) {
     let differs = linux.iter().zip(ours.iter()).position(|(linux, ours)| linux != ours);
     let Some(place) = differs else { return };
@@ -85,7 +87,8 @@ pub fn level(operations: &[Operation], linux: &mut Vec<Observation>, ours: &mut 
     }
 }
 
-/// Whether both have failed with the same error, and Linux differs because of its earlier changes.
+/// Whether both calls failed with the same error and Linux differs because of changes before the
+/// failure.
 fn leaves_a_trace(
     operation: &Operation,
     theirs: &Observation,
@@ -94,7 +97,7 @@ fn leaves_a_trace(
 ) -> bool {
     let refused = match theirs.outcome {
         Outcome::Returned(-4095..0) => true,
-        // It returns the old end as its error.
+        // `brk` reports an error by returning the old end.
         Outcome::Returned(end) => {
             operation.operation == OperationKind::Brk && end as u64 != operation.arguments[0]
         }
@@ -107,7 +110,7 @@ fn leaves_a_trace(
     refused && (only_cut || unchanged && operation.operation == OperationKind::Mremap)
 }
 
-/// Whether it is an advice unknown to Linux, for no bytes.
+/// Whether the operation gives advice that is unknown to Linux, for zero bytes.
 fn advises_of_nothing(operation: &Operation) -> bool {
     let known = ADVICE.iter().any(|(advice, _)| *advice == operation.arguments[1]);
     let nothing = operation.ranges.iter().all(|(_, length)| *length == 0);
@@ -146,7 +149,7 @@ fn collapses_zeroes(operation: &Operation, before: Option<&Observation>) -> bool
         && stretches.is_some_and(|stretches| stretches.iter().any(is_zero))
 }
 
-/// Whether there may be huge pages of private memory.
+/// Whether huge pages of private memory may exist.
 fn wants_huge_pages(operations: &[Operation], step: usize) -> bool {
     operations.iter().take(step).any(|operation| advice(operation) == Some(MADV_HUGEPAGE))
 }
@@ -215,7 +218,7 @@ fn allocated_before(operations: &[Operation], linux: &[Observation]) -> bool {
     })
 }
 
-/// Whether there may be a huge leaf of shared memory.
+/// Whether a huge leaf of shared memory may exist.
 fn collapsed_before(operations: &[Operation], step: usize) -> bool {
     operations.iter().take(step).any(|operation| advice(operation) == Some(MADV_COLLAPSE))
 }

@@ -7,8 +7,8 @@
 //!   (`madvise` and `msync` continue after holes);
 //! - loads and stores outside of the region.
 //!
-//! `PROT_EXEC` comes with `PROT_READ` or `PROT_WRITE` only: other rights of an executable page
-//! depend on the architecture.
+//! `PROT_EXEC` comes with `PROT_READ` or `PROT_WRITE` only: an execute-only page has
+//! architecture-dependent rights.
 
 use proptest::collection::vec;
 use proptest::option::weighted;
@@ -38,7 +38,7 @@ fn stretch() -> impl Strategy<Value = (u64, u64)> {
     prop_oneof![10 => cluster, 4 => low, 1 => at_break, 3 => high]
 }
 
-/// Address and length for a call that does everything or fails.
+/// Address and length for a call that either completes or fails as a whole.
 fn range() -> impl Strategy<Value = (u64, u64)> {
     let whole = stretch().prop_map(|(first, count)| (page(first), pages(count)));
     prop_oneof![15 => whole, 1 => odd_range(select(vec![
@@ -47,14 +47,14 @@ fn range() -> impl Strategy<Value = (u64, u64)> {
     ]))]
 }
 
-/// As [`range`], for calls that continue behind holes.
+/// As [`range`], for calls that continue after holes.
 fn gentle_range() -> impl Strategy<Value = (u64, u64)> {
     let whole = stretch().prop_map(|(first, count)| (page(first), pages(count)));
     let lengths = select(vec![0, 1, PAGE - 1, PAGE + 1, u64::MAX - PAGE + 1, u64::MAX]);
     prop_oneof![15 => whole, 1 => odd_range(lengths)]
 }
 
-/// At the limit of valid values.
+/// A range at the limit of valid values.
 fn odd_range(lengths: impl Strategy<Value = u64>) -> impl Strategy<Value = (u64, u64)> {
     let at = (stretch(), select(vec![0, 0, 0, 1, 8, 2048, PAGE - 1]))
         .prop_map(|((first, _), rest)| page(first) + rest);
@@ -134,8 +134,8 @@ fn placement() -> impl Strategy<Value = u64> {
 }
 
 /// Anonymous, private or shared memory; files with offsets; `/dev/zero`, shared and opened for
-/// writing. (Linux reports its other mappings as a file, and merges them with nothing else; for the
-/// core they are ordinary memory.)
+/// writing. (Linux reports other mappings of `/dev/zero` as a file and never merges them with
+/// ordinary memory; for the core they are ordinary memory.)
 fn mmap() -> impl Strategy<Value = Operation> {
     let kind = prop_oneof![
         6 => Just((MAP_PRIVATE | MAP_ANONYMOUS, NO_FILE, 0)),
@@ -156,8 +156,8 @@ fn mmap() -> impl Strategy<Value = Operation> {
             // The combination of two types is a third type.
             let mut extra = extra & !(MAP_SHARED | MAP_PRIVATE | MAP_DROPPABLE);
             if kind != MAP_SHARED | MAP_PRIVATE {
-                // If it is not validated, Linux remembers it, and merges only mappings that
-                // requested it; the core ignores it.
+                // If the flag is not validated, Linux records it and merges only mappings that
+                // requested it; the core ignores the flag.
                 extra &= !MAP_SYNC;
             }
             op::mmap(at, length, protection, kind | place | extra, file, offset)
@@ -189,7 +189,7 @@ fn mremap() -> impl Strategy<Value = Operation> {
     ];
     let copy = prop_oneof![12 => Just(false), 1 => Just(true)];
     (range(), length, flags, to, copy).prop_map(|((old, old_length), length, flags, to, copy)| {
-        // With an old length of zero the call maps shared memory again.
+        // With an old length of zero, the call duplicates a shared mapping.
         let given = if copy { 0 } else { old_length };
         op::mremap(old, given, length.unwrap_or(old_length), flags, to)
     })
@@ -215,8 +215,8 @@ fn advice() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Steps on which the collapse of private and shared memory depends: the whole tables of the high
-/// area, and guards in them.
+/// Steps that affect the collapse of private and shared memory, on whole tables of the high area
+/// and guards in them.
 fn collapse() -> impl Strategy<Value = Operation> {
     let whole = select(vec![(0, 512_u64), (512, 512), (0, 1024)]);
     let part = (0..1024_u64, 1..=4_u64).prop_map(|(first, count)| (first, count));
@@ -377,7 +377,7 @@ pub fn sequence_with_userfaults(length: usize) -> impl Strategy<Value = Vec<Oper
     })
 }
 
-/// Calls that swap pages out, and in.
+/// Calls that swap pages out and in.
 fn swaps() -> impl Strategy<Value = Operation> {
     let outward = || select(vec![MADV_PAGEOUT, MADV_PAGEOUT, MADV_PAGEOUT, MADV_COLD]);
     let before = select(vec![0, 0, MADV_PAGEOUT, MADV_COLD]);
@@ -415,7 +415,7 @@ pub fn sequence_with_swap(length: usize) -> impl Strategy<Value = Vec<Operation>
     })
 }
 
-/// The same operations without those whose results depend on when pages are evicted.
+/// The same operations, without those whose results depend on the time of evictions.
 fn without_chance(operations: Vec<Operation>) -> impl Iterator<Item = Operation> {
     let mut freed = false;
     operations.into_iter().map(move |mut operation| {

@@ -5,12 +5,12 @@
 //!
 //! `ORACLE_SEQUENCES` (or `PROPTEST_CASES`) sets the number of sequences. `ORACLE_SEED` sets their
 //! first seed; the default is fixed, and `random` selects a new one for each run. The test prints
-//! the seed. It reduces sequences with differences, and prints their operations. `regressions.rs`
-//! has the differences that were found once, `differences.rs` those that are intentional.
+//! the seed. It reduces sequences with differences and prints their operations. `regressions.rs`
+//! holds the differences found in the past, `differences.rs` the intentional differences.
 //!
-//! Linux must be 6.18 or newer, with large folios on request and none in shared memory (as
-//! distributions set it). The test must run as root, because it raises limits. Otherwise it prints
-//! why it is skipped.
+//! Linux must be 6.18 or newer, with large folios on request and none in shared memory (the default
+//! of distributions). The test must run as root, because it raises limits. Otherwise it prints why
+//! it is skipped.
 //!
 //! | file | what |
 //! |---|---|
@@ -67,7 +67,7 @@ fn random_sequences_with_a_userfaultfd_agree_with_linux() {
     run::random_sequences(run::Theme::Userfaults, 500);
 }
 
-/// Linux may have no swap: then its pages stay in memory, and the core's must appear to.
+/// If Linux has no swap, its pages stay in memory, and the core's pages must appear to.
 #[test]
 fn random_sequences_with_swap_agree_with_linux() {
     run::random_sequences(run::Theme::Swap, 500);

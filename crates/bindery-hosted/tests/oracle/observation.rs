@@ -6,13 +6,13 @@ use super::words::Source;
 /// A signal at the end of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Signal {
-    /// `SIGSEGV`, `SEGV_MAPERR`: nothing is mapped there.
+    /// `SIGSEGV`, `SEGV_MAPERR`: nothing is mapped at the address.
     NotMapped,
     /// `SIGSEGV`, `SEGV_ACCERR`: this access is not allowed.
     Denied,
     /// `SIGBUS`, `BUS_ADRERR`: the mapping extends beyond the end of its object.
     Bus,
-    /// Any other: signal and code.
+    /// Any other signal, with its code.
     Other(u16, u16),
 }
 
@@ -55,7 +55,7 @@ pub enum Outcome {
     Elsewhere,
     /// The loaded value; 0 for a store.
     Accessed(u64),
-    /// The access ended so.
+    /// The access ended with this signal.
     Signaled(Signal),
     /// The memory was observed as the program sees it.
     Looked,
@@ -100,7 +100,7 @@ pub type Backing = u64;
 /// Anonymous memory.
 pub const ANONYMOUS: Backing = 0;
 
-/// The number of the first file; the others follow.
+/// The number of the first file; the other files have the following numbers.
 pub const FIRST_FILE: Backing = 1;
 
 /// The first number of objects that no descriptor names.
@@ -114,7 +114,7 @@ pub struct Area {
     /// Bits as in [`LETTERS`].
     pub letters: u64,
     pub backing: Backing,
-    /// Its offset in its object, in bytes; 0 for anonymous memory.
+    /// The offset in the object, in bytes; 0 for anonymous memory.
     pub offset: u64,
 }
 
@@ -129,7 +129,7 @@ pub enum Presence {
     Zero,
     /// A guard.
     Guard,
-    /// None of Linux's categories.
+    /// A state outside of Linux's categories.
     Other(u64),
 }
 
@@ -167,7 +167,7 @@ pub struct Stretch {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FileState {
     pub size: u64,
-    /// Pages that it has.
+    /// The number of allocated pages.
     pub pages: u64,
     pub seals: u64,
 }
@@ -300,8 +300,8 @@ pub fn digest_of_bytes(page: &[u8]) -> u64 {
     })
 }
 
-/// The significant bits of a word of `mincore`'s vector, of which this number of bytes are valid:
-/// one bit of each.
+/// The significant bits of a word of `mincore`'s vector: one bit in each of the first `bytes`
+/// bytes.
 pub fn significant(word: u64, bytes: u64) -> u64 {
     let bits = word & 0x0101_0101_0101_0101;
     if bytes < 8 { bits & ((1 << (bytes * 8)) - 1) } else { bits }
@@ -330,7 +330,7 @@ pub fn stamped(stamp: u64, index: usize) -> u8 {
 /// The maximum size of a read or write of a file.
 pub const LONGEST: u64 = 4 * 4096;
 
-/// Bytes as words; zeroes fill the last one.
+/// Writes bytes as words; zeroes fill the last word.
 pub fn put_bytes(bytes: &[u8], mut put: impl FnMut(u64)) {
     for piece in bytes.chunks(8) {
         let mut word = [0; 8];

@@ -1,5 +1,5 @@
-//! The operations of a sequence. An operation prints as the Rust expression that makes it, so that
-//! a sequence found by proptest can become a test.
+//! The operations of a sequence. An operation prints as the Rust expression that creates it, so
+//! that a sequence found by proptest can become a test.
 
 use std::fmt::{self, Debug, Formatter};
 
@@ -20,10 +20,10 @@ macro_rules! operations {
         }
 
         impl OperationKind {
-            /// All of them, each at the index that is its number.
+            /// All kinds, each at the index equal to its number.
             const ALL: &[Self] = &[$(Self::$operation,)*];
 
-            /// The name of the function that makes such an operation.
+            /// The name of the function that creates such an operation.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$operation => stringify!($name),)* }.trim_end_matches("_raw")
             }
@@ -98,8 +98,8 @@ operations! {
     Register = register(at: Address, length: Length, modes: Flags(REGISTER_MODES));
     /// `UFFDIO_UNREGISTER`.
     Unregister = unregister(at: Address, length: Length);
-    /// `UFFDIO_COPY`. For this one and the others that may stop early, the result in the structure
-    /// is observed.
+    /// `UFFDIO_COPY`. For this and all other requests that may stop early, the result in the
+    /// structure is observed.
     SupplyCopy = supply_copy(to: Address, from: Address, length: Length, mode: Flags(SUPPLY_MODES));
     /// `UFFDIO_ZEROPAGE`.
     SupplyZeroes = supply_zeroes(at: Address, length: Length, mode: Flags(SUPPLY_MODES));
@@ -111,23 +111,23 @@ operations! {
     MovePages = move_pages(to: Address, from: Address, length: Length, mode: Flags(MOVE_MODES));
     /// `UFFDIO_WRITEPROTECT`.
     WriteProtect = write_protect(at: Address, length: Length, mode: Flags(PROTECT_MODES));
-    /// Removes the core's swap area (`swapoff`), and adds another. Linux stays without swap.
+    /// Removes the core's swap area (`swapoff`) and adds another. Linux stays without swap.
     SwapTo = swap_to(area: OneOf(SWAPS));
     /// The core frees this number of pages if it can. Linux has enough memory.
     Reclaim = reclaim(pages: Number);
-    /// Zeroes all writable words, gives the first advice if it is not 0, then `MADV_FREE`. Such a
-    /// page reads as zeroes whether it was freed yet or not.
+    /// Zeroes all writable words, gives the first advice if it is not 0, then gives `MADV_FREE`.
+    /// Such a page reads as zeroes whether or not it has been freed.
     FreeWiped = free_wiped(at: Address, length: Length, first: OneOf(ADVICE));
     /// The program loads eight bytes.
     Load = load(at: Address);
     /// The program stores eight bytes.
     Store = store(at: Address, value: Number);
-    /// Forks; the parent continues. Does nothing if there is a child already.
+    /// Forks; the parent continues. No effect if a child already exists.
     Fork = fork();
-    /// From here on the other process acts. Does nothing if there is none.
+    /// From here on the other process acts. No effect if no other process exists.
     Switch = switch();
-    /// Observes the child's memory. The child exits, and the parent acts from here on. Does nothing
-    /// if there is no child.
+    /// Observes the child's memory. The child exits, and the parent acts from here on. No effect
+    /// without a child.
     Exit = exit();
 }
 
@@ -147,8 +147,8 @@ pub fn process_madvise(process: u64, ranges: &[(u64, u64)], advice: u64, flags: 
 }
 
 impl OperationKind {
-    /// The request of `ioctl(2)` on a userfaultfd, and the number of words in its structure, the
-    /// last of which gets a result.
+    /// The request of `ioctl(2)` on a userfaultfd, and the number of words in its structure. The
+    /// last word receives the result.
     pub fn userfault_request(self) -> Option<(u32, usize)> {
         Some(match self {
             Self::Agree => (0xc018_aa3f, 3),
@@ -181,7 +181,7 @@ impl Operation {
         Self { operation, arguments, ranges: Vec::new() }
     }
 
-    /// Writes it as words.
+    /// Writes the operation as words.
     pub fn put(&self, sink: &mut impl Sink) {
         sink.put(self.operation as u64);
         sink.put_all(&self.arguments);

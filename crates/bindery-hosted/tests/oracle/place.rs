@@ -1,4 +1,4 @@
-//! The addresses of the sequences: one region far from all other mappings of a process, and
+//! The addresses of the sequences: one region far from all other mappings of a process, with
 //! prepared memory next to it.
 //!
 //! ```text
@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The low area is small and crosses the edge of two tables, so that calls overlap each other and
-//! the edge. The high area is two whole tables. Calls that begin in either end in the region.
+//! the edge. The high area is two whole tables. Calls that begin in either area end inside the
+//! region.
 
 /// The bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -32,8 +33,8 @@ pub const HIGH: (u64, u64) = (2048, 1024);
 /// The page at which the program break begins.
 pub const BREAK: u64 = 536;
 
-/// Memory next to the region for vectors, which both sides have. It is written before the sequence
-/// begins, and no call changes it.
+/// Memory for vectors next to the region, present on both sides. The memory is written before the
+/// sequence begins, and no call changes it.
 pub const SCRATCH: u64 = 0x1fff_0000_0000;
 
 /// The pages of [`SCRATCH`].

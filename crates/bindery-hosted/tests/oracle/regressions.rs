@@ -1,4 +1,4 @@
-//! Findings of random sequences, in reduced form: in each of these the core once differed from
+//! Findings of random sequences, in reduced form. In each sequence the core once differed from
 //! Linux.
 
 use super::names::*;
@@ -11,7 +11,7 @@ use super::run::agrees;
 const RW: u64 = PROT_READ | PROT_WRITE;
 const PRIVATE: u64 = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
 const SHARED: u64 = MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED;
-/// Moves, and leaves the source mapped and empty.
+/// Moves the contents and leaves the source mapped and empty.
 const DUPLICATE: u64 = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
 
 /// Private anonymous memory of the process.
@@ -156,7 +156,7 @@ fn process_madvise_ignores_empty_ranges() {
     agrees(&[process_madvise(FIRST_PROCESS, &[], 5, 0)]);
     let ranges = [(page(2048), pages(1)), (page(500) + 1, 0), (page(2048), pages(1))];
     agrees(&[private(2048, 512), process_madvise(FIRST_PROCESS, &ranges, MADV_DONTNEED, 0)]);
-    // Unless there is work to do: the first operation.
+    // Unless a range requires work, which the first operation does.
     let ranges = [(page(500) + 1, 0), (page(500), pages(1))];
     agrees(&[process_madvise(FIRST_PROCESS, &ranges, MADV_DONTNEED, 0)]);
     agrees(&[private(480, 35), process_madvise(FIRST_PROCESS, &ranges, MADV_DONTNEED, 0)]);

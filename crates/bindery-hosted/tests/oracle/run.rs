@@ -28,14 +28,15 @@ pub const JUDGE: &str = "the_judge";
 const LENGTH: usize = 50;
 
 /// The number of runs on Linux that must show a difference. When memory is short, a kernel drops
-/// pages of a memfd that were read and never written, whatever the sequence; a later run has them.
+/// memfd pages that were read but never written, regardless of the sequence; a later run observes
+/// them again.
 const ANSWERS: usize = 3;
 
 /// The maximum number of attempts to reduce a failing sequence.
 const SIMPLER_FORMS: u32 = 1500;
 
 thread_local! {
-    /// Whether the core causes panics of this thread, and the text of the last one.
+    /// Whether panics of this thread are attributed to the core, and the text of the last panic.
     static QUIET: Cell<bool> = const { Cell::new(false) };
     static LAST_PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
@@ -57,7 +58,7 @@ fn setting(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, and no number")))
 }
 
-/// Runs on one architecture, and returns the differences.
+/// Runs on one architecture and returns the differences.
 fn differs<A: Walk>(operations: &[Operation], linux: &Verdict) -> Option<Difference> {
     let scenario = || ours::scenario::<A>(operations, &linux.before);
     let mut observations = match quietly(scenario) {
@@ -77,7 +78,7 @@ fn shortened(panic: &str) -> String {
     panic.split(|c: char| c.is_ascii_digit()).filter(|part| part.len() > 1).take(12).collect()
 }
 
-/// Runs the core. A panic is a result.
+/// Runs the core. A panic is returned as a result.
 fn quietly<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -101,7 +102,7 @@ type Trial = fn(&[Operation], &Verdict) -> Option<Difference>;
 
 const ARCHITECTURES: [Trial; 3] = [differs::<X86_64<4>>, differs::<AArch64>, differs::<Riscv64<4>>];
 
-/// The differences from Linux on the first architecture that has any.
+/// The differences from Linux on the first architecture that shows any.
 fn verdict(
     judge: &mut Judge,
     trials: &[Trial],
@@ -114,7 +115,7 @@ fn verdict(
     })
 }
 
-/// The last of the differences, if all of [`ANSWERS`] runs show one.
+/// The last difference, if all [`ANSWERS`] runs show one.
 fn in_each_answer<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let mut found = ask()?;
     for _ in 1..ANSWERS {
@@ -134,14 +135,14 @@ pub fn agrees(operations: &[Operation]) {
     }
 }
 
-/// The theme of sequences.
+/// The kind of calls in the sequences.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Theme {
-    /// Calls of a program about its memory.
+    /// Memory calls.
     Memory,
-    /// These calls, and requests on a userfaultfd.
+    /// Memory calls and requests on a userfaultfd.
     Userfaults,
-    /// These calls, while the core swaps.
+    /// Memory calls while the core swaps.
     Swap,
 }
 
@@ -159,7 +160,7 @@ fn tree(theme: Theme, seed: u64) -> Box<dyn ValueTree<Value = Vec<Operation>>> {
     sequences.new_tree(&mut runner).expect("sequences are not rejected")
 }
 
-/// The simplest form that fails in the same way, and how.
+/// The simplest form that fails in the same way, and its failure.
 fn simplest(
     judge: &mut Judge,
     trial: Trial,
@@ -274,7 +275,7 @@ pub fn linux_agrees_with_itself(theme: Theme, count: u64) {
         let operations = tree(theme, seed).current();
         let found = in_each_answer(|| {
             let (mut once, mut again) = (judge.ask(&operations), judge.ask(&operations));
-            // With everything locked, the judge's own memory counts, and sometimes grows.
+            // With everything locked, the judge's own memory counts and sometimes grows.
             while once.before != again.before {
                 (once, again) = (again, judge.ask(&operations));
             }

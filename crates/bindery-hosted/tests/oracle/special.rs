@@ -24,11 +24,11 @@ type Arch = X86_64;
 
 /// The maximum size of one of the mappings in pages.
 const MOST: usize = 16;
-/// The address of the mapping here, and that of a page for output.
+/// The address of the mapping here, and the address of a page for output.
 const AT: u64 = 1 << 30;
 const OUTPUT: u64 = 2 << 30;
 
-/// The mapping that a call is about.
+/// The mapping to which a call applies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Special {
     Vvar,
@@ -43,9 +43,9 @@ impl Special {
         }
     }
 
-    /// Its address and length in this process. Linux splits neither, so calls are about all of it.
-    /// `None` if Linux has no such mapping, has sealed it (`CONFIG_MSEAL_SYSTEM_MAPPINGS`), or
-    /// makes `[vvar]` of pages with folios.
+    /// The mapping's address and length in this process. Linux does not split such mappings, so
+    /// calls cover the whole mapping. `None` if Linux has no such mapping, has sealed it
+    /// (`CONFIG_MSEAL_SYSTEM_MAPPINGS`), or makes `[vvar]` of pages with folios.
     fn on_linux(self) -> Option<(u64, u64)> {
         let smaps = std::fs::read_to_string("/proc/self/smaps").ok()?;
         let mut lines = smaps.lines().skip_while(|line| !line.ends_with(self.name()));
@@ -60,7 +60,7 @@ impl Special {
     }
 }
 
-/// Where a call's memory is.
+/// The memory of a call.
 #[derive(Clone, Copy)]
 struct Places {
     /// The mapping, and its length.
@@ -123,7 +123,7 @@ fn answer(probe: &Probe, result: i64, output: [u8; MOST]) -> Answer {
     (if is_address { 1 } else { result }, output)
 }
 
-/// Linux's answer, from a child: the call may destroy its mapping.
+/// Linux's answer, from a child process, since the call may destroy its mapping.
 fn ask_linux(probe: &Probe, (at, whole): (u64, u64)) -> Answer {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
@@ -133,11 +133,11 @@ fn ask_linux(probe: &Probe, (at, whole): (u64, u64)) -> Answer {
     let output = page as u64;
     let arguments = (probe.arguments)(Places { at, whole, output });
     let number = probe.call.number(Numbers::X86_64) as i64;
-    // SAFETY: the child makes two system calls and stores a word, none of which needs the vDSO.
+    // SAFETY: the child makes two system calls and stores a word, all without the vDSO.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let [a, b, c, d, e, f] = arguments;
-        // SAFETY: it concerns only the child's memory, of which the rest of it needs nothing.
+        // SAFETY: the call affects only memory of the child that its remaining code does not use.
         unsafe {
             let result = libc::syscall(number, a, b, c, d, e, f);
             let result = if result < 0 { -i64::from(*libc::__errno_location()) } else { result };
@@ -150,7 +150,7 @@ fn ask_linux(probe: &Probe, (at, whole): (u64, u64)) -> Answer {
     let waited = unsafe { libc::waitpid(child, &mut status, 0) };
     assert!(waited == child && status == 0, "{}: the child has ended with {status:#x}", probe.name);
     let mut bytes = [0; MOST];
-    // SAFETY: the child wrote to the page before it ended, and nothing does any more.
+    // SAFETY: the child wrote to the page before it ended, and no code writes to it now.
     let result = unsafe {
         ptr::copy_nonoverlapping(page.cast::<u8>(), bytes.as_mut_ptr(), bytes.len());
         let result = page.cast::<i64>().add(8).read_volatile();
@@ -230,7 +230,7 @@ const DIFFERENCES: [(Special, &str, &str); 5] = [
     (Special::Vdso, "madvise 18", "as above"),
 ];
 
-/// The mapping in this process, if Linux can be the judge of it; prints the reason if not.
+/// The mapping in this process, if Linux can judge calls on it; otherwise prints the reason.
 fn judged(special: Special) -> Option<(u64, u64)> {
     if let Some(reason) = super::linux::unable() {
         println!("skipped: {reason}");

@@ -1,15 +1,15 @@
-//! Sequences in which the core swaps, and Linux does not, or differently. Contents agree
-//! nevertheless; the residence of pages agrees as far as possible:
+//! Sequences in which the core swaps but Linux does not, or swaps differently. Contents must agree
+//! nevertheless; the residence of pages must agree except for:
 //!
 //! | Linux | the core | |
 //! |---|---|---|
 //! | a page of anonymous memory | in swap | as it should be |
-//! | a mapped page of an object | not mapped, or the other way round | such pages go whenever they like |
-//! | a page of anonymous memory, the zero page, or none | another of these | where pages were freed lazily |
+//! | a mapped page of an object | not mapped, or vice versa | either side may drop such pages |
+//! | a page of anonymous memory, the zero page, or none | another one | lazily freed pages |
 //! | `mincore` finds a page | it does not | the page is in swap |
-//! | the zero page | a page of anonymous memory | Linux maps the zero page for the zeroes of a huge page that it cuts |
+//! | the zero page | a page of anonymous memory | a zero subpage of a split huge page |
 //! | the zero page | none | Linux copies the huge zero page to a child; the core lets it fault |
-//! | a file has fewer pages | it has them | Linux frees pages of holes that were read and never written; the core keeps what they hold, zeroes, in swap |
+//! | a file has fewer pages | it has them | Linux frees never-written hole pages; the core swaps |
 
 use super::differences::advice;
 use super::names::{MADV_COLLAPSE, MADV_FREE, MADV_HUGEPAGE};
@@ -23,8 +23,8 @@ const IS_SWAPPED: Presence = Presence::Other(1 << 4);
 /// The maximum number of pages in a call about lazily freed memory.
 const MOST_FREED: u64 = 64;
 
-/// Performs [`OperationKind::FreeWiped`]: `wipe` zeroes a page if it can, `advise` is `madvise(2)`.
-/// Returns the first error, or 0.
+/// Performs [`OperationKind::FreeWiped`]: `wipe` zeroes a page if possible, `advise` is
+/// `madvise(2)`. Returns the first error, or 0.
 pub fn free_wiped(
     [at, length, before]: [u64; 3],
     mut wipe: impl FnMut(u64) -> bool,
@@ -53,7 +53,7 @@ pub fn free_wiped(
 struct May {
     /// Pages were freed lazily.
     freed: bool,
-    /// There were huge pages.
+    /// Huge pages existed.
     huge: bool,
 }
 
@@ -121,7 +121,7 @@ fn pages(
     all.peekable()
 }
 
-/// Whether a page of Linux and one of the core differ only because of swap.
+/// Whether a page on Linux and the same page in the core differ only because of swap.
 fn alike(theirs: Option<Presence>, ours: Option<Presence>, may: May) -> bool {
     let object = |page: Option<Presence>| page.is_none_or(|page| page == Presence::Object);
     let lazy = |page: Option<Presence>| {

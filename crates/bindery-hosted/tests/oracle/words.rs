@@ -1,5 +1,5 @@
-//! Sequences and observations as words, for the channel between processes. Writing needs no memory
-//! of its own: the writing process must not change while it is observed.
+//! Sequences and observations as words, for the channel between processes. Writing allocates no
+//! memory, because the writing process must not change while it is observed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -61,7 +61,7 @@ impl Sink for Shared<'_> {
 pub struct Source<'a>(pub &'a [u64]);
 
 impl Source<'_> {
-    /// The next word. Panics if there is none: this program wrote it itself.
+    /// The next word. Panics if no word is left, since this program wrote the words itself.
     pub fn take(&mut self) -> u64 {
         let (first, rest) = self.0.split_first().expect("a word");
         self.0 = rest;

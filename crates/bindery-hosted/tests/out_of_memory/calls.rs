@@ -1,6 +1,6 @@
 //! Memory runs out at every single point of every operation, on every architecture. The operation
-//! fails or finds another way, the caller loses nothing, nothing leaks, and with memory again the
-//! operation succeeds.
+//! fails or falls back to another way, the caller loses no data, nothing leaks, and the operation
+//! succeeds once memory is available again.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::Level;
@@ -146,7 +146,7 @@ fn protect_two<A: Walk>() {
         operation: |space| {
             let second = VirtAddr(CROSSING + 2 * PAGE);
             let done = space.mprotect(second, 12 * PAGE, Protection::READ).map(|()| (0, None));
-            // So that existing pages can be written after any outcome.
+            // Restores write access, so that existing pages can be written after any outcome.
             if done.is_err() {
                 space.memory().fail_allocations_after(None);
                 let failures = testing::failed_allocations(space.memory());
@@ -182,7 +182,7 @@ fn touch<A: Walk>() {
             Ok((0, None))
         });
         // Allocations: the mapping's group, the folio, and its tables. A huge folio needs a
-        // deposited table instead of the last.
+        // deposited table instead of the lowest.
         assert_eq!(points, 1 + u64::from(A::LEVELS), "order {order}");
     }
 }
@@ -240,7 +240,7 @@ fn fork<A: Walk>() {
             ..set_up
         });
         // Allocations: the tree's state and root, the VMA and its group, a table on each upper
-        // level, and those of level 1, or a deposit.
+        // level, and either the level-1 tables or a deposit.
         assert_eq!(points, 4 + u64::from(A::LEVELS - 2) + tables, "order {order}");
     }
 }
@@ -272,7 +272,7 @@ fn the_hooks_count_what_they_refuse() {
         assert_eq!(fixture.space.fork().err(), Some(Error::OutOfMemory));
         assert_eq!(testing::failed_allocations(memory), 1);
         drop(fixture.space.fork().unwrap());
-        // SAFETY: 1. it was leaked above, and no other code knows it.
+        // SAFETY: 1. the frame was leaked above, and no other code knows it.
         unsafe { testing::free_frame(memory, frame) };
     });
 }

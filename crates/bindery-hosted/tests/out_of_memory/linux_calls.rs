@@ -1,5 +1,6 @@
-//! Memory runs out at every single point of the calls with Linux's full semantics. The call fails
-//! or does without the memory, nothing is lost, nothing leaks, and with memory again it succeeds.
+//! Each allocation of each call with Linux's full semantics fails in turn. The call fails or
+//! manages without the memory, no data is lost, nothing leaks, and the call succeeds once memory is
+//! available again.
 
 use bindery::addr::VirtAddr;
 use bindery::{
@@ -35,7 +36,8 @@ on_every_architecture! {
     forking_what_is_pinned => fork_pinned;
 }
 
-/// A split that fails is to be retried; the failure was the allocation's.
+/// Maps the error of a failed split, which asks for a retry, to the failed allocation that caused
+/// it.
 fn cut(error: Error) -> Error {
     if error == Error::TryAgain { Error::OutOfMemory } else { error }
 }

@@ -1,4 +1,4 @@
-//! Allocations fail one at a time: nothing is lost, and nothing leaks.
+//! Allocations fail one at a time; no data is lost, and nothing leaks.
 
 #[macro_use]
 extern crate bindery_scenarios as support;

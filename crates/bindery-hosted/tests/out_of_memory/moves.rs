@@ -1,5 +1,5 @@
 //! Memory runs out at every single point of every kind of `mremap`, on every architecture. The
-//! caller loses nothing, nothing leaks, and with memory again the call succeeds.
+//! caller loses no data, nothing leaks, and the call succeeds once memory is available again.
 
 use bindery::addr::VirtAddr;
 use bindery::{Error, Protection, Remap, testing};
@@ -83,7 +83,7 @@ fn grow_away<A: Walk>() {
     let points = at_every_point::<A>(&Case {
         set_up: |fixture| {
             (two_tables().set_up)(fixture);
-            // In the way, and not mergeable.
+            // Maps an obstacle that cannot merge.
             fixture.space.mmap(&fixed(CROSSING + 16 * PAGE, PAGE)).unwrap();
             let wall = VirtAddr(CROSSING + 16 * PAGE);
             fixture.space.mprotect(wall, PAGE, Protection::READ).unwrap();
@@ -107,8 +107,7 @@ fn move_pages<A: Walk>() {
         },
         |at| vec![moved(CROSSING, at, 16)],
     );
-    // With a root of three levels, two level-2 tables; with more levels, one or two of the upper
-    // ones.
+    // With three levels, two level-2 tables; with more levels, one or two upper tables.
     let tables = u64::from(A::LEVELS - 1) + u64::from(A::LEVELS.min(3) - 1);
     assert!((4..=tables).contains(&points), "{points}");
 }
@@ -137,7 +136,7 @@ fn move_and_shrink<A: Walk>() {
     assert!(points >= 4, "{points}");
 }
 
-/// The mapping at the destination is unmapped only when no step can fail any more.
+/// The mapping at the destination is unmapped only when no later step can fail.
 fn move_over<A: Walk>() {
     let case = Case {
         set_up: |fixture| {
@@ -251,7 +250,7 @@ fn move_in_huge<A: Walk>() {
     assert_eq!(points, 4, "two VMAs and two tables");
 }
 
-/// Each mapping moves or stays completely. Those before one that cannot move have moved, as
+/// Each mapping moves or stays as a whole. Mappings before one that cannot move have moved, as
 /// documented.
 fn move_several<A: Walk>() {
     let case = Case {
@@ -284,7 +283,7 @@ fn move_several<A: Walk>() {
         },
         |at| vec![moved(CROSSING, at, 4), moved(CROSSING + 6 * PAGE, at + 6 * PAGE, 10)],
     );
-    // The tables are those of `moving_across_tables`; the first mapping needs all of them.
+    // The tables are the same as in `moving_across_tables`; the first mapping needs all of them.
     let tables = u64::from(A::LEVELS - 1) + u64::from(A::LEVELS.min(3) - 1);
     assert!((3 + 4..=3 + tables).contains(&points), "three VMAs and the tables: {points}");
 }

@@ -1,4 +1,4 @@
-//! Memory is full, and swap is empty: every call that allocates reclaims the memory that it needs,
+//! Memory is full and swap is empty. Every call that allocates reclaims the memory that it needs,
 //! wherever memory runs out, and succeeds.
 
 use bindery::addr::{Order, PAGE_SIZE as PAGE, VirtAddr, VirtRange};
@@ -23,7 +23,7 @@ type Shared<'m> = Object<'m, Machine<A>>;
 
 /// Sixteen written pages in two tables.
 const AT: VirtAddr = VirtAddr(GIB + 2 * MIB - 8 * PAGE);
-/// Sixteen others in their own table, in the middle of a larger mapping.
+/// Sixteen other pages in their own table, in the middle of a larger mapping.
 const OVER: VirtAddr = VirtAddr(1 << 41);
 /// Nothing is mapped here.
 const FREE: VirtAddr = VirtAddr(1 << 42);
@@ -199,8 +199,7 @@ fn map_shared(world: &World<'_, '_>, at: VirtAddr) -> Result<VirtAddr, Error> {
     world.space.mmap_object(&request, &MapObject { object: world.object, offset: 0, access })
 }
 
-/// Makes memory run out at one point of the call after the other; other programs' pages can be
-/// reclaimed.
+/// Makes memory run out at each point of the call in turn; other programs' pages can be reclaimed.
 fn at_every_point(name: &str, call: Call) -> u64 {
     for point in 0.. {
         let failed = with_world(|world| {
@@ -364,13 +363,13 @@ fn a_scan_without_memory_ends_where_it_protected() {
     with_served(false, |_, space| {
         let mut room = [PageRegion::default(); 8];
         let mut regions = PageRegions::new(&mut room);
-        // The first table exists; the next two megabytes would need one.
+        // The first table exists; the next 2 MiB would need another.
         let end = up(SERVED, 2 * MIB);
         let scanned = space.scan_pages(&protecting(), Some(&mut regions));
         assert_eq!(scanned, Ok(Scanned { end, pages: 512 }));
         let [region] = regions.found() else { panic!("{:?}", regions.found()) };
         assert_eq!(region.range, VirtRange::from_len(SERVED, 2 * MIB).unwrap());
-        // The reported pages, and no others, are protected.
+        // Only the reported pages are protected.
         let mut room = [PageRegion::default(); 8];
         let mut left = PageRegions::new(&mut room);
         let look = PageScan { protects: false, ..protecting() };

@@ -128,7 +128,7 @@ fn once<A: Walk>(case: &Case<A>, failing: Failing) -> Failed {
         let fixture = Fixture { machine: &machine, memory: &memory, space: &space, program };
         (case.set_up)(&fixture);
         let child = (case.folios == Folios::SharedWithChild).then(|| space.fork().unwrap());
-        // A new VMA must need memory, and not reuse a freed record.
+        // A new VMA must allocate memory instead of reusing a freed record.
         let failed = perform(case, &fixture, child.as_ref(), failing);
         if let Some(child) = &child {
             let program = Program::new(&machine, child);
@@ -172,7 +172,7 @@ fn perform<'m, A: Walk>(
             case.before.iter().for_each(|stretch| stretch.check(&fixture.program));
             rewrite(case, fixture);
             check(None);
-            // There is memory again.
+            // Memory is available again.
             (case.operation)(fixture.space).expect("the second try")
         }
     };

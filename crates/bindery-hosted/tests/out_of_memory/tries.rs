@@ -1,6 +1,6 @@
-//! Under a table lock and in a read section, an allocation may only be tried. If it fails, the call
-//! releases its locks, allocates outside and may wait there, and then checks everything again. If
-//! that allocation succeeds, the call does not fail.
+//! Under a table lock and in a read section, an allocation must not wait. If it fails, the call
+//! releases its locks, allocates outside them, where it may wait, and then checks everything again.
+//! If the second allocation succeeds, the call does not fail.
 //!
 //! The hosted machine panics if an allocation that may wait is made in a read section
 //! (`Platform::allocation_may_wait`), so every test of the suite verifies that, too.
@@ -17,8 +17,8 @@ use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, options, strict};
 const AT: VirtAddr = VirtAddr(GIB);
 
 /// Runs `work` in a fresh address space repeatedly, with one more allocation that succeeds each
-/// time, until none fails. Returns how often the work failed, and how often it succeeded although
-/// an allocation had failed.
+/// time, until none fails. Returns the number of failures and the number of successes despite a
+/// failed allocation.
 fn fail_each<A: Walk, E: PartialEq + std::fmt::Debug>(
     out_of_memory: &E,
     prepare: impl Fn(&AddressSpace<'_, Machine<A>>),

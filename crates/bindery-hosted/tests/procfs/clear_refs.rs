@@ -1,4 +1,4 @@
-//! `/proc/self/clear_refs`: the pages that a program writes, and those that it uses.
+//! `/proc/self/clear_refs`: the pages that a program writes and the pages that it uses.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -149,7 +149,7 @@ fn huge<A: Walk>() {
         program.store(VirtAddr(AT + 100 * PAGE), 2).unwrap();
         assert!(written(&space, AT, 1024).into_iter().eq(0..512));
         assert_eq!(area(&space, AT).kib("AnonHugePages"), 4096);
-        // Both parts of a split one have its marks.
+        // Both parts of a split mapping inherit its marks.
         space.munmap(VirtAddr(AT + 7 * PAGE), PAGE).unwrap();
         watch(&space);
         program.store(VirtAddr(AT + 100 * PAGE), 2).unwrap();
@@ -175,7 +175,7 @@ fn protections<A: Walk>() {
         }
         store(program, 21);
         assert_eq!(written(space, AT, 64), [20, 21]);
-        // A part of it, with marks on either side.
+        // A part of the run, with marks on either side.
         for other in [Protection::READ, Protection::empty()] {
             space.mprotect(VirtAddr(AT + 21 * PAGE), 11 * PAGE, other).unwrap();
             store(program, 40);
@@ -184,7 +184,7 @@ fn protections<A: Walk>() {
         }
         store(program, 22);
         assert_eq!(written(space, AT, 64), [20, 21, 22, 40]);
-        // `PROT_NONE` pages are cleared too, and tracked when they are accessible again.
+        // `PROT_NONE` pages are cleared too and are tracked once they are accessible again.
         space.mprotect(VirtAddr(AT), all, Protection::empty()).unwrap();
         watch(space);
         assert_eq!(written(space, AT, 64), [0; 0]);
@@ -216,7 +216,7 @@ fn forks<A: Walk>() {
         assert_eq!(written(&child, AT, 64), [40]);
         fixture.audit(&[space, &child]);
         drop(child);
-        // Pages that no other process maps any more are tracked as well.
+        // Pages that only this process still maps are tracked as well.
         store(program, 41);
         assert_eq!(written(space, AT, 64), [3, 40, 41]);
     });
@@ -295,7 +295,7 @@ fn later<A: Walk>() {
         watch(&space);
         assert!(!flags(AT + MIB));
         assert_eq!(written(&space, AT, 16), [0; 0]);
-        // The heap that grows.
+        // Also covers the growing heap.
         space.set_break_start(VirtAddr(TO));
         space.set_break(VirtAddr(TO + PAGE));
         fixture.program(&space).store(VirtAddr(TO), 1).unwrap();
@@ -312,11 +312,11 @@ fn joined<A: Walk>() {
         space.mmap(&fixed(AT, 4 * PAGE)).unwrap();
         program.fill(VirtAddr(AT), 4 * PAGE, 1).unwrap();
         watch(&space);
-        // As on Linux, a mapping is marked as a whole, and no mark may be lost.
+        // As on Linux, a mapping is marked as a whole and no mark may be lost.
         space.mmap(&fixed(AT + 4 * PAGE, 4 * PAGE)).unwrap();
         assert_eq!(space.mapping_count(), 1);
         assert_eq!(written(&space, AT, 8).len(), 8);
-        // Its entries were write-protected, and may become writable.
+        // The mapping's entries were write-protected and may become writable.
         store(&program, 2);
         watch(&space);
         store(&program, 1);
@@ -332,7 +332,7 @@ fn files<A: Walk>() {
         let program = fixture.program(&space);
         store(&program, 1);
         watch(&space);
-        // A sync also write-protects the pages; both record each store.
+        // A sync also write-protects the pages; both mechanisms record each store.
         file.sync(0, u64::MAX).unwrap();
         assert_eq!(written(&space, AT, 16), [0; 0]);
         store(&program, 1);
@@ -391,7 +391,7 @@ fn used_block<A: Walk>() {
         proc::clear_refs(&space, ClearRefs::All).unwrap();
         assert_eq!(area(&space, AT).kib("Referenced"), 0);
         program.load(VirtAddr(AT + 9 * PAGE)).unwrap();
-        // The MMU may record that in any entry of a block.
+        // The MMU may record an access in any entry of a block.
         let block = u64::from(A::CONTIG_ENTRIES) * 4;
         assert_eq!(area(&space, AT).kib("Referenced"), block);
     });
@@ -437,7 +437,7 @@ fn other_cpus<A: Walk>() {
         }
     };
     let page_of = |round: u64| round * 29 % PAGES;
-    // Reported afterwards: a panic here would make the writer wait forever.
+    // Failures are reported afterwards, because a panic here would make the writer wait forever.
     let mut marks = Vec::new();
     thread::scope(|scope| {
         scope.spawn(|| {

@@ -68,7 +68,7 @@ impl<'m, A: Walk> Fixture<'m, A> {
     }
 }
 
-/// Runs `scenario` on a strict machine with folios of 2^`order` pages. Nothing may be left
+/// Runs `scenario` on a strict machine with folios of 2^`order` pages. No memory may be left in use
 /// afterwards.
 #[track_caller]
 pub fn with_fixture<A: Walk>(order: u8, scenario: impl FnOnce(&Fixture<'_, A>)) {
@@ -157,7 +157,7 @@ pub fn mappings<A: Walk>(space: &Space<'_, A>) -> Vec<Mapping> {
     mappings
 }
 
-/// An embedder with one name for all files, and one for the stack.
+/// An embedder with one name for all files and another for the stack.
 pub struct OneFile {
     pub id: FileId,
     pub path: String,
@@ -189,7 +189,7 @@ pub struct Area {
     pub path: String,
     /// The lines below the first, as names and values.
     pub fields: Vec<(String, String)>,
-    /// All of it.
+    /// The complete text of the section.
     pub text: String,
 }
 
@@ -211,7 +211,7 @@ impl Area {
         self.fields.iter().map(|(name, _)| name.as_str()).collect()
     }
 
-    /// The nonzero sizes, without those that every mapping has.
+    /// The nonzero sizes, without the fields that every mapping has.
     pub fn sizes(&self) -> Vec<(&str, u64)> {
         let usual = ["Size", "KernelPageSize", "MMUPageSize"];
         let sizes = self

@@ -1,4 +1,4 @@
-//! `/proc/self` compared with that of the host's Linux, by the same parser or as text.
+//! `/proc/self` of the core, compared with that of the host's Linux by the same parser or as text.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -20,7 +20,7 @@ use crate::support::alone::ran_alone;
 
 type A = X86_64<4>;
 
-/// The process has nothing of its own here.
+/// The start of the window, in which the process maps nothing of its own.
 const WINDOW: u64 = 0x2100_0000_0000;
 const PAGES: u64 = 16;
 const LENGTH: u64 = PAGES * PAGE;
@@ -59,7 +59,7 @@ fn quiet(path: &str) -> String {
 /// Names objects as in a listing of Linux, in order.
 struct Mirror {
     areas: Vec<Area>,
-    /// The identity of each one's object.
+    /// The identity of the object of each mapping.
     identities: Vec<u64>,
 }
 
@@ -81,7 +81,7 @@ impl Naming for Mirror {
         _: NameSource,
         out: &mut dyn std::fmt::Write,
     ) -> std::fmt::Result {
-        // Line feeds are escaped in the listing already.
+        // Line feeds are already escaped in the listing.
         out.write_str(&self.area(identity).path)
     }
 
@@ -97,7 +97,7 @@ fn this_processes_listing_is_equal_to_the_byte() {
         return;
     }
     let text = quiet("/proc/self/maps");
-    // Behind the end of user space.
+    // Ignores `[vsyscall]`, which lies behind the end of user space.
     let text = text.split_inclusive('\n').filter(|line| !line.ends_with("[vsyscall]\n"));
     let text: String = text.collect();
     with_fixture::<A>(0, |fixture| {
@@ -123,7 +123,7 @@ fn this_processes_listing_is_equal_to_the_byte() {
             } else if area.path.is_empty() || area.path == "[stack]" {
                 space.mmap(&request).unwrap();
                 if number % 2 == 0 {
-                    // Mappings that Linux keeps apart must not merge.
+                    // Keeps apart mappings that Linux does not merge.
                     space.madvise(start, length, Advice::DontDump).unwrap();
                 }
             } else {
@@ -149,7 +149,7 @@ struct Scenario {
     flags: MapFlags,
     /// Written pages, from the first on.
     written: u64,
-    /// Pages behind these that are read.
+    /// The number of read pages behind the written pages.
     read: u64,
     advice: &'static [(Advice, mm::Advice)],
     locked: Option<LockPages>,
@@ -232,8 +232,8 @@ fn play_below(scenario: &Scenario, at: u64) -> Look {
     how.set(mm::MapFlags::NORESERVE, scenario.flags.contains(MapFlags::NO_RESERVE));
     let start = std::ptr::with_exposed_provenance_mut::<c_void>(at as usize);
     let length = LENGTH as usize;
-    // SAFETY: this process maps nothing in the window, which `FIXED_NOREPLACE` guarantees; all that
-    // follows concerns only this mapping, to which no reference exists.
+    // SAFETY: this process maps nothing in the window, as `FIXED_NOREPLACE` guarantees; all later
+    // calls affect only this mapping, to which no reference exists.
     unsafe {
         mm::mmap_anonymous(start, length, flags(scenario.protection), how).unwrap();
         for (_, advice) in scenario.advice {
@@ -319,7 +319,7 @@ fn listings_after_calls_equal_the_hosts_linux() {
     }
 }
 
-/// Lines of `smaps` that depend on how a kernel was built, or the processor.
+/// Lines of `smaps` that depend on the kernel configuration or the processor.
 const CONFIGURED: [&str; 1] = ["ProtectionKey"];
 
 #[test]

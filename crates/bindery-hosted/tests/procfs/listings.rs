@@ -95,7 +95,7 @@ fn default_names<A: Walk>() {
     });
 }
 
-/// Uses the address space while it writes.
+/// A writer that uses the address space during each write.
 struct Busy<'a, F: Fn()> {
     text: String,
     between: &'a F,
@@ -132,8 +132,8 @@ fn slow_reader<A: Walk>() {
         let mut out = Busy { text: String::new(), between: &between };
         proc::smaps(&space, &Unnamed, &mut out).unwrap();
         assert_eq!(out.text, smaps(&space, &Unnamed));
-        // Mappings removed before the reader reaches them are not shown; those added behind its
-        // position are.
+        // Mappings removed before the reader reaches them are not shown; mappings added behind its
+        // position are shown.
         let before = maps(&space, &Unnamed);
         let once = Cell::new(true);
         let between = || {
@@ -150,7 +150,7 @@ fn slow_reader<A: Walk>() {
     });
 }
 
-/// A buffer for this number of bytes.
+/// A writer with room for this number of bytes.
 struct Short(usize);
 
 impl Write for Short {
@@ -197,7 +197,7 @@ fn shared_parts<A: Walk>() {
             let third = shared.map(|(name, size)| (name, size - u64::from(size == 8)));
             assert_eq!(area(space, AT).sizes(), third);
         }
-        // Copies are private, and the original has one user less.
+        // Copies are private, and the original has one user fewer.
         fixture.program(&child).store(VirtAddr(AT), 1).unwrap();
         let mixed = area(&child, AT);
         assert_eq!((mixed.kib("Private_Dirty"), mixed.kib("Shared_Dirty")), (4, 20));
@@ -290,7 +290,7 @@ fn shared_memory<A: Walk>() {
         ];
         assert_eq!(area(&space, AT).sizes(), alone);
         let child = space.fork().unwrap();
-        // It has mapped nothing yet.
+        // The child has not mapped any page yet.
         assert_eq!(area(&child, AT).sizes(), []);
         fixture.program(&child).load(VirtAddr(AT)).unwrap();
         let seen = area(&child, AT).kib("Rss");

@@ -41,7 +41,7 @@ fn resumed<A: Walk>() {
         space.mmap(&fixed(AT - MIB, PAGE)).unwrap();
         let (line, next) = entry(next);
         assert_eq!((&*line, next), (lines[1], AT + 0x1_2000));
-        // Mappings removed behind it are not shown.
+        // Mappings removed behind the reader's position are not shown.
         space.munmap(VirtAddr(AT + 0x2_0000), 2 * PAGE).unwrap();
         let (line, next) = entry(next);
         assert_eq!((&*line, next), (lines[3], AT + 0x3_2000));
@@ -86,7 +86,7 @@ fn counted<A: Walk>() {
         space.madvise(VirtAddr(AT), 10 * PAGE, bindery::Advice::DontNeed).unwrap();
         assert_eq!(resident(&space), (32, of_file - 1, shared));
         assert_eq!(resident(&child), inherited);
-        // A hole in the object removes pages from both, and both counts drop.
+        // A hole in the object removes pages from both mappings, and both counts drop.
         space.madvise(VirtAddr(AT + MIB), 8 * PAGE, bindery::Advice::Remove).unwrap();
         assert_eq!(resident(&space), (32, of_file - 1, 0));
         assert_eq!(resident(&child).2, 0);
@@ -116,7 +116,7 @@ impl Query {
         self
     }
 
-    /// Makes the query. Returns the words afterwards.
+    /// Runs the query. Returns the updated words.
     fn ask<A: Walk>(
         self,
         space: &Space<'_, A>,
@@ -150,7 +150,7 @@ fn found<A: Walk>() {
         let ask = |query: Query| query.ask(&space, &program, &naming);
         let told = ask(Query::new(AT + PAGE, 0)).unwrap();
         assert_eq!(told[3..9], [AT, AT + 2 * PAGE, 3, PAGE, 0, 0]);
-        // A name is returned unescaped: it is not part of a line here.
+        // A name is returned unescaped because it is not part of a line here.
         let told = ask(Query::new(AT, OR_NEXT | SHARED).with_name(QUERY + PAGE, 8)).unwrap();
         assert_eq!(told[3..9], [AT + MIB, AT + MIB + 2 * PAGE, 11, PAGE, 3 * PAGE, 77]);
         assert_eq!((told[9], told[10]), (3 << 32 | 0xfe, 8));

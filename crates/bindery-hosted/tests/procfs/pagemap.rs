@@ -70,7 +70,7 @@ fn anonymous<A: Walk>() {
         let mut words = [1; 3];
         proc::pagemap(&space, AT / PAGE, PhysicalAddresses::Withheld, &mut words);
         assert_eq!(words, [SOFT_DIRTY, WRITTEN, SOFT_DIRTY]);
-        // Read-only is as good.
+        // Read-only entries give the same result.
         space.mprotect(VirtAddr(AT), 4 * PAGE, Protection::READ).unwrap();
         assert_eq!(pagemap(&space, AT + PAGE, 1), [there]);
     });
@@ -102,7 +102,7 @@ fn objects<A: Walk>() {
         program.load(VirtAddr(AT + PAGE)).unwrap();
         let of_file = PRESENT | FILE | EXCLUSIVE | frame(&space, AT + PAGE);
         assert_eq!(pagemap(&space, AT + PAGE, 1), [of_file]);
-        // A copy is no longer the file's.
+        // A copy no longer belongs to the file.
         program.store(VirtAddr(AT + PAGE), 1).unwrap();
         assert_eq!(pagemap(&space, AT + PAGE, 1), [WRITTEN | frame(&space, AT + PAGE)]);
         program.store(VirtAddr(AT + MIB), 1).unwrap();
@@ -120,7 +120,7 @@ fn shared<A: Walk>() {
         let child = space.fork().unwrap();
         let both = PRESENT | SOFT_DIRTY | frame(&space, AT);
         assert_eq!((pagemap(&space, AT, 1), pagemap(&child, AT, 1)), (vec![both], vec![both]));
-        // The other side has a copy.
+        // The child now has its own copy.
         fixture.program(&child).store(VirtAddr(AT), 1).unwrap();
         assert_eq!(pagemap(&child, AT, 1), [WRITTEN | frame(&child, AT)]);
         assert_eq!(pagemap(&space, AT, 1), [both | EXCLUSIVE]);
@@ -286,8 +286,8 @@ fn windows<A: Walk>() {
     });
 }
 
-/// While programs write (each first store unfolds a block) and an object is truncated and grows
-/// again.
+/// Reads the page map while programs write (each first store unfolds a block) and an object is
+/// truncated and grows again.
 fn readers<A: Walk>() {
     const PAGES: u64 = 128;
     let config = Config { memory: 32 << 20, cpus: 3, ..Config::default() };
@@ -320,7 +320,8 @@ fn readers<A: Walk>() {
             }
         });
         let _on_cpu = machine.bind(Cpu(0));
-        // Invalidations wait for this CPU too, after entries were removed.
+        // Loads the space here, so that invalidations wait for this CPU too after entries were
+        // removed.
         Program::new(&machine, &space).load(VirtAddr(AT)).unwrap();
         let _stop = Finished(&done);
         for _ in 0..150 {

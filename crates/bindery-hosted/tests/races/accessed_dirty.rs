@@ -20,7 +20,8 @@ const ROUNDS: usize = 1024;
 /// The number of half rounds at the end.
 const OVER: usize = usize::MAX;
 
-/// The progress of both sides, in half rounds. They meet by spinning, so that they begin together.
+/// The progress of both sides, in half rounds. The sides synchronize by spinning, so that they
+/// start together.
 struct Meeting(AtomicUsize);
 
 impl Meeting {
@@ -44,7 +45,7 @@ impl Meeting {
     }
 }
 
-/// Tells the other side when this one has ended, also by a panic.
+/// Notifies the other side when this side ends, even by a panic.
 struct Leaving<'a>(&'a Meeting);
 
 impl Drop for Leaving<'_> {
@@ -54,8 +55,9 @@ impl Drop for Leaving<'_> {
 }
 
 /// This CPU makes the pages `PROT_NONE` from the first on; on another CPU a program writes to them
-/// from the last on. Somewhere in between they cross. The MMU records a write to a block in any of
-/// its entries, perhaps in one that becomes `PROT_NONE` later than the written page's.
+/// from the last on. The two cross somewhere in between. The MMU records a write to a block in any
+/// of its entries, perhaps in an entry that becomes `PROT_NONE` later than that of the written
+/// page.
 fn hide_under_writes<A: Walk>() {
     let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);

@@ -1,5 +1,5 @@
-//! The counters of an address space that several CPUs use concurrently: each CPU has its own, and
-//! their sum is exact.
+//! The counters of an address space that several CPUs use concurrently: each CPU has its own
+//! counters, and their sum is exact.
 
 use std::thread;
 
@@ -18,7 +18,8 @@ on_every_architecture! {
 }
 
 const CPUS: u16 = 4;
-/// The pages of each CPU: not a multiple of the number that is folded in at once.
+/// The number of pages of each CPU, not a multiple of the batch that is folded into the shared
+/// counter.
 const PAGES: u64 = 333;
 
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;
@@ -46,7 +47,7 @@ fn touch<A: Walk>(space: &Space<'_, A>, cpu: u16, pages: u64) {
     }
 }
 
-/// Runs `work` on all CPUs at once, with the number of each.
+/// Runs `work` on all CPUs at once, with each CPU's number.
 fn on_each<A: Walk>(machine: &Machine<A>, work: impl Fn(u16) + Sync) {
     thread::scope(|scope| {
         for cpu in 0..CPUS {
@@ -56,7 +57,7 @@ fn on_each<A: Walk>(machine: &Machine<A>, work: impl Fn(u16) + Sync) {
     });
 }
 
-/// Touches and unmaps pages on all CPUs at once, and compares the counters after both.
+/// Touches and unmaps pages on all CPUs at once and compares the counters after each step.
 fn touch_and_unmap<A: Walk>(machine: &Machine<A>, space: &Space<'_, A>) {
     let before = space.counts();
     let all = u64::from(CPUS) * PAGES;
@@ -67,7 +68,7 @@ fn touch_and_unmap<A: Walk>(machine: &Machine<A>, space: &Space<'_, A>) {
     assert_eq!(touched.folios_touched, all);
     assert_eq!(space.resident().total(), all);
     assert_eq!(space.resident_peak(), all);
-    // Each CPU unmaps the pages that another one has mapped.
+    // Each CPU unmaps the pages that another CPU has mapped.
     on_each(machine, |cpu| {
         space.munmap(area((cpu + 1) % CPUS), PAGES * PAGE_SIZE).unwrap();
     });
@@ -81,7 +82,7 @@ fn exact<A: Walk>() {
     on_four_cpus::<A>(|machine, _, space| {
         on_each(machine, |_| space.enter());
         touch_and_unmap(machine, space);
-        // With existing counters, and with CPUs that go offline and return.
+        // Repeats with existing counters and with CPUs that go offline and return.
         on_each(machine, |_| {
             space.leave(TlbOnLeave::Kept);
             space.enter();
@@ -96,7 +97,7 @@ fn without_memory<A: Walk>() {
         on_each(machine, |_| space.enter());
         memory.fail_allocations_after(None);
         touch_and_unmap(machine, space);
-        // Now the CPUs get their own counters, besides their counts in the shared ones.
+        // Now the CPUs get their own counters in addition to their counts in the shared counters.
         on_each(machine, |_| space.enter());
         touch_and_unmap(machine, space);
     });
@@ -117,7 +118,7 @@ fn peak_of_one<A: Walk>() {
 
 fn peak_of_several<A: Walk>() {
     on_four_cpus::<A>(|machine, _, space| {
-        // All but the last keep up to 31 pages in their own counters.
+        // All CPUs except the last hold up to 31 pages in their own counters.
         let pages = |cpu: u16| 63 + 20 * u64::from(cpu);
         for cpu in 0..CPUS {
             machine.on_cpu(Cpu(cpu), || {

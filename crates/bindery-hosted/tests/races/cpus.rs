@@ -1,4 +1,4 @@
-//! CPUs that go online and offline: their records, and the free objects that they keep.
+//! CPUs that go online and offline: their records and their cached free objects.
 
 use std::thread;
 
@@ -29,7 +29,7 @@ fn a_cpu_gets_its_records_once() {
     memory.cpu_online(Cpu(0)).unwrap();
     let both = free - memory.free_frame_count();
     assert_eq!(memory.online_cpus(), 2);
-    // Two frames are for both.
+    // Both CPUs share two frames.
     let each = both - first;
     assert!(each * PAGE_SIZE <= 32 << 10 && first == each + 2, "{each} of {first} frames");
     assert_eq!(memory.frame_usage().slab, both);

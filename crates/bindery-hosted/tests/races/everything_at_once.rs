@@ -1,7 +1,7 @@
 //! All operations at once, from several CPUs on the same mappings and the same object. No result is
 //! predictable, but all invariants hold, and nothing is left.
 //!
-//! Every run is different. With `BINDERY_DEEPER` it takes minutes.
+//! Every run is different. With `BINDERY_DEEPER` a run takes minutes.
 
 use std::thread;
 
@@ -47,7 +47,7 @@ struct Runner<'a, 'm, A: Walk> {
 }
 
 impl<A: Walk> Runner<'_, '_, A> {
-    /// Makes an operation. Most fail for some reason, which is fine.
+    /// Performs an operation. Most operations fail for some reason, which is acceptable.
     fn run(&mut self) {
         match self.chance.below(10) {
             0 => self.family(),
@@ -60,7 +60,7 @@ impl<A: Walk> Runner<'_, '_, A> {
         }
     }
 
-    /// The address space, or sometimes a child.
+    /// The index of the address space or, sometimes, of a child.
     fn one_space(&mut self) -> usize {
         if self.chance.below(3) > 0 {
             return usize::MAX;
@@ -277,7 +277,7 @@ fn invariants_hold_whatever_all_cpus_do() {
     for seed in 0..if deeper { 400 } else { 12 } {
         let backed = if seed % 2 == 0 { Backed::ByMemory } else { Backed::ByFile };
         let order = [0, 4, 9][seed as usize % 3];
-        // With little memory, many operations stop half-way.
+        // With little memory, many operations stop partway.
         let bytes = if seed % 4 < 2 { 256 * MIB } else { 24 * MIB };
         match seed % 5 {
             0 | 1 => scenario::<AArch64>(seed, backed, order, bytes),

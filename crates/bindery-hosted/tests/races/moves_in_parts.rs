@@ -26,7 +26,7 @@ on_every_architecture! {
     a_hole_in_a_moved_table_reaches_everywhere => punched_on_the_way;
 }
 
-/// Five tables; neither end is at the edge of one, and the two addresses are not congruent.
+/// Five tables; neither end is at a table edge, and the two addresses are not congruent.
 const SIZE: u64 = 9 * MIB;
 const PLACES: [u64; 2] = [GIB + 64 * KIB, 2 * GIB + 192 * KIB];
 const MOVES: usize = 24;
@@ -90,7 +90,7 @@ fn truncated_on_the_way<A: Walk>() {
 
 /// Whole tables move between edges that move by leaves, so the move has several pieces. At each
 /// point where the mover holds no table, another CPU punches a hole of one page into the first
-/// table, and then loads from the old address through its TLB. The page has no owner by then.
+/// table, then loads from the old address through its TLB. By then the page has no owner.
 fn punched_on_the_way<A: Walk>() {
     const PIECE: u64 = 2 * MIB;
     const EDGE: u64 = 64 * KIB;
@@ -137,9 +137,10 @@ fn punched_on_the_way<A: Walk>() {
     }
 }
 
-/// Runs `moves` on CPU 0. Its points are where it holds no table; returns their number. CPU 1 runs
-/// `prepare` before the move begins. At point `step`, it runs `call` and then `after`. The mover
-/// continues when both are over, or when `call` waits for it.
+/// Runs `moves` on CPU 0. The points of `moves` at which it holds no table are counted, and their
+/// number is returned. CPU 1 runs `prepare` before the move begins. At point `step`, it runs `call`
+/// and then `after`. The mover continues when both have returned or when `call` waits for the
+/// mover.
 fn meet<A: Walk>(
     (machine, memory): (&Machine<A>, &Memory<Measured<A>>),
     step: u64,
@@ -178,7 +179,7 @@ fn meet<A: Walk>(
     points.load(Relaxed)
 }
 
-/// A program that touches both ranges: it can read a page's own stamp, or zero.
+/// A program that touches both ranges. It may read only a page's own stamp or zero.
 fn touch_until<A: Walk>(
     machine: &Machine<A>,
     space: &AddressSpace<'_, Machine<A>>,
@@ -191,7 +192,7 @@ fn touch_until<A: Walk>(
         let page = (number >> 33) % (SIZE / PAGE_SIZE);
         let at = VirtAddr(PLACES[(number >> 63) as usize] + page * PAGE_SIZE);
         if number >> 62 & 1 == 0 {
-            // Fails while the mapping is elsewhere, or the file is short.
+            // Fails while the mapping is elsewhere or the file is short.
             let _ = program.store(at, stamp(page));
         } else if let Ok(found) = program.load(at) {
             assert!(found == 0 || found == stamp(page), "{at:?} shows {found:#x}");
@@ -199,8 +200,8 @@ fn touch_until<A: Walk>(
     }
 }
 
-/// At each point where the mover holds no table, another CPU saves the file, and then stores at the
-/// old address through its TLB. The next sync saves every stored value.
+/// At each point where the mover holds no table, another CPU saves the file, then stores at the old
+/// address through its TLB. The next sync saves every stored value.
 fn saved_on_the_way<A: Walk>() {
     const PAGES: [u64; 4] = [0, 1, 600, 1100];
     for step in 0.. {

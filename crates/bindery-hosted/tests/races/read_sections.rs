@@ -1,4 +1,4 @@
-//! A thread in a read section never waits for a thread that a scheduler has to run.
+//! A thread in a read section never waits for a thread that has yet to be scheduled.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -19,9 +19,10 @@ use crate::support::{GIB, MIB, READ_WRITE, options};
 
 const PAGE: u64 = 4096;
 const AT: u64 = GIB;
-/// The number of spins on either side that ends the test: the two have met often enough.
+/// The number of spins on either side that ends the test, since the two sides have then contended
+/// often enough.
 const MEETINGS: u64 = 1_000;
-/// The maximum number of attempts to meet.
+/// The maximum number of rounds.
 const MOST_ROUNDS: u64 = 200_000;
 
 thread_local! {
@@ -29,10 +30,10 @@ thread_local! {
     static INSIDE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A spin lock that is held for a long time, so that waiters meet.
+/// A spin lock that is held for a long time, so that waiters contend.
 struct Slow(LockApi05<parking_lot::RawMutex>);
 
-// SAFETY: the lock inside is one.
+// SAFETY: the inner lock meets the contract.
 unsafe impl RawLock for Slow {
     const UNLOCKED: Self = Self(LockApi05::UNLOCKED);
     type State = <LockApi05<parking_lot::RawMutex> as RawLock>::State;
@@ -52,7 +53,7 @@ unsafe impl RawLock for Slow {
     }
 }
 
-/// A machine that records how its users wait.
+/// A machine that records how its callers wait.
 struct Watching {
     machine: Machine<X86_64<4>>,
     /// The number of waits for a scheduler inside read sections.
@@ -60,7 +61,7 @@ struct Watching {
     spins: AtomicU64,
 }
 
-// SAFETY: the machine inside keeps the contract, and `Slow` is a lock.
+// SAFETY: the inner machine meets the contract, and `Slow` is a lock.
 unsafe impl Platform for Watching {
     type Arch = X86_64<4>;
     type Mutex = LockApi05<parking_lot::RawMutex>;
@@ -120,7 +121,7 @@ fn look_ups_during_changes_of_an_object_spin() {
     };
     let access = FileAccess::READ | FileAccess::WRITE;
     space.mmap_object(&request, &MapObject { object: &file, offset: 0, access }).unwrap();
-    // Pages that are mapped and clean: only the file knows whether they were written.
+    // For mapped clean pages, only the file records whether they were written.
     for page in 0..16 {
         space.fault(VirtAddr(AT + page * PAGE), Access::Read).unwrap();
     }

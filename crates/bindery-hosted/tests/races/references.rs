@@ -1,5 +1,6 @@
-//! References by frame number: a CPU that knows only numbers of frames holds whatever folio it
-//! finds there, while others map, touch, fork, unmap, collapse, split, pin, truncate and punch.
+//! References by frame number: a CPU that knows only frame numbers takes references to the folios
+//! that it finds there, while other CPUs map, touch, fork, unmap, collapse, split, pin, truncate
+//! and punch.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -22,7 +23,7 @@ const OBJECT: u64 = 4 * MIB;
 const WORKERS: u16 = 2;
 const STEPS: u32 = 6_000;
 
-/// Changes the use of frames. Most operations fail for some reason, which is fine.
+/// Changes the use of frames. Most operations fail for some reason, which is acceptable.
 fn change<'m, A: Walk>(
     machine: &Machine<A>,
     space: &AddressSpace<'m, Machine<A>>,
@@ -69,8 +70,8 @@ fn change<'m, A: Walk>(
     }
 }
 
-/// Takes references until the others are done, and counts the successful ones. A held folio stays a
-/// folio of the same frames.
+/// Takes references until the other CPUs are done and counts the successful attempts. A held folio
+/// retains its frames.
 fn walk<A: Walk>(
     memory: &Memory<Machine<A>>,
     (first, count): (Frame, u32),
@@ -94,7 +95,7 @@ fn walk<A: Walk>(
 }
 
 fn scenario<A: Walk>(seed: u64, order: u8) -> u64 {
-    // Little memory, so that frames are soon reused.
+    // Uses little memory, so that frames are soon reused.
     let config = Config { memory: 24 * MIB, cpus: WORKERS + 1, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
     use_object_order(&memory, order);

@@ -1,9 +1,10 @@
 //! Shared memory that several address spaces map, on several CPUs, with less memory than its size:
 //! all pages survive swap unchanged.
 //!
-//! Each CPU has an address space, and knows the content of its own pages of the object, every third
-//! one. It writes and reads them through any mapping, or by calls; it punches holes. All CPUs swap
-//! pages out, reclaim, and turn the area off. The object's end moves up and down behind the pages.
+//! Each CPU has an address space and tracks the content of its own pages of the object, which are
+//! every third page. It writes and reads these pages through any mapping or by calls, and punches
+//! holes in them. All CPUs swap pages out, reclaim, and turn the area off. The object's end moves
+//! up and down behind the pages.
 
 use std::thread;
 
@@ -22,14 +23,14 @@ use crate::support::{GIB, MIB, audit, memory_with, options, use_order};
 
 const CPUS: u16 = 3;
 const PAGE: u64 = 4096;
-/// Pages that are never truncated: half more than the machine has.
+/// Pages that are never truncated, 1.5 times the machine's memory.
 const PAGES: u64 = 3 * MEMORY / 2 / PAGE;
-/// Pages behind them, which are truncated and return.
+/// Pages behind these, which are truncated and return.
 const TAIL: u64 = 64;
 const MEMORY: u64 = 8 * MIB;
 const SLOTS: u64 = 32 * MIB / PAGE;
 const AT: u64 = GIB;
-/// A private mapping: its copies do not change.
+/// A private mapping, whose copies do not change.
 const PRIVATE: u64 = 2 * GIB;
 const STEPS: u64 = 600;
 
@@ -39,7 +40,7 @@ struct Runner<'a, 'm, A: Walk> {
     object: &'a Object<'m, Machine<A>>,
     area: SwapArea,
     cpu: u64,
-    /// The content of its own pages, and of its space's copies.
+    /// The content of the CPU's own pages and of the copies in its space.
     contents: Vec<u64>,
     copies: Vec<Option<u64>>,
     chance: Chance,
@@ -48,7 +49,7 @@ struct Runner<'a, 'm, A: Walk> {
 impl<'m, A: Walk> Runner<'_, 'm, A> {
     fn own_page(&mut self) -> u64 {
         let pages = PAGES / u64::from(CPUS);
-        // Close together, so that they share folios.
+        // The ranges are close together, so that they share folios.
         let first = self.chance.one_of(&[0, pages / 2, pages - 40]);
         let number = if self.chance.below(3) == 0 {
             self.chance.below(pages)
@@ -146,7 +147,8 @@ impl<'m, A: Walk> Runner<'_, 'm, A> {
         }
     }
 
-    /// A copy in its own space: the first word is the object's, or the stored one.
+    /// Copies a page in the CPU's own space. The first word is either the object's or the stored
+    /// one.
     fn copy(&mut self, step: u64) {
         let page = self.own_page();
         let own = &self.spaces[self.cpu as usize];
@@ -167,7 +169,7 @@ impl<'m, A: Walk> Runner<'_, 'm, A> {
         self.load();
     }
 
-    /// Moves the end, into the middle of pages too; no CPU has content there.
+    /// Moves the end, sometimes into the middle of a page. No CPU has content there.
     fn resize(&mut self) {
         let end = PAGES * PAGE + self.chance.below(TAIL * PAGE);
         let _ = self.object.set_size(end);

@@ -1,8 +1,8 @@
 //! Several address spaces and their children use more memory than the machine has, on several CPUs:
 //! all pages survive swap unchanged.
 //!
-//! Each CPU has an address space whose contents it knows, page by page, and children that it forks.
-//! All CPUs swap pages of all spaces out and in, and reclaim. With `BINDERY_DEEPER` it takes
+//! Each CPU has an address space whose contents it tracks page by page, and children that it forks.
+//! All CPUs swap pages of all spaces out and in, and reclaim. With `BINDERY_DEEPER` the test takes
 //! minutes.
 
 use std::panic::{self, AssertUnwindSafe};
@@ -27,10 +27,10 @@ const PAGE: u64 = 4096;
 const PAGES: u64 = 1024;
 const MEMORY: u64 = 16 * MIB;
 const SLOTS: u64 = 64 * MIB / PAGE;
-/// The first address of the mapping, and the other one, between which it moves.
+/// The two addresses between which the mapping moves.
 const PLACES: [u64; 2] = [GIB, 2 * GIB + 5 * PAGE];
 const STEPS: u64 = 3_000;
-/// The same on a device that takes as long for each page as a thread's sleep.
+/// The number of steps on a device that takes as long for each page as a thread's sleep.
 const STEPS_ON_DEVICE: u64 = 150;
 
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;
@@ -69,7 +69,7 @@ impl<A: Walk> Known<'_, '_, A> {
         }
     }
 
-    /// Fills a page with what cannot be compressed.
+    /// Fills a page with incompressible data.
     fn scramble(&mut self, chance: &mut Chance, page: u64) {
         let bytes: Vec<u8> = (0..PAGE).map(|_| chance.below(256) as u8).collect();
         let first = u64::from_ne_bytes(bytes[..8].try_into().unwrap());
@@ -123,7 +123,7 @@ impl<A: Walk> Runner<'_, '_, A> {
         }
     }
 
-    /// Swaps out pages of another thread: its mapping may be anywhere.
+    /// Swaps out pages of another thread, whose mapping may be at either address.
     fn page_out(&mut self) {
         let (first, count) = self.range();
         let space = &self.all[self.chance.below(self.all.len() as u64) as usize];
@@ -148,7 +148,7 @@ impl<A: Walk> Runner<'_, '_, A> {
         }
     }
 
-    /// A part of `swapoff`, of any space.
+    /// Performs a part of `swapoff`, for any space.
     fn bring_back(&mut self) {
         if self.chance.below(8) == 0 {
             let memory = self.own.space.memory();
@@ -216,7 +216,7 @@ fn bad_device(seed: u64, stable: bool) -> &'static SwapFile {
     device
 }
 
-/// Runs the work while two threads serve the device, if there is one.
+/// Runs the work while two threads serve the device, if any.
 fn served<A: Walk>(
     device: Option<&'static SwapFile>,
     memory: &Memory<Machine<A>>,
@@ -231,7 +231,7 @@ fn served<A: Walk>(
             work();
             memory.wait_for_swap_writes().unwrap();
         }));
-        // Before the scope waits for the threads.
+        // Stops the device before the scope waits for the threads.
         device.stop();
         result.unwrap_or_else(|problem| panic::resume_unwind(problem));
     });
@@ -302,7 +302,7 @@ fn contents_survive_swap_whatever_all_cpus_do() {
 
 fn soak_on_devices(stable: bool) {
     let deeper = std::env::var_os("BINDERY_DEEPER").is_some();
-    // As above.
+    // Each folio size runs on each machine.
     for seed in 1..if deeper { 60 } else { 10 } {
         let order = [4, 0, 9][seed as usize % 3];
         let device = Some(bad_device(seed, stable));
@@ -319,7 +319,7 @@ fn contents_survive_a_slow_and_failing_device() {
     soak_on_devices(true);
 }
 
-/// Pages are taken over from it while it writes them.
+/// Write faults reuse pages while the device writes them.
 #[test]
 fn contents_survive_a_device_that_bears_changes() {
     soak_on_devices(false);

@@ -31,7 +31,7 @@ const ORDERS: [u8; 3] = [0, 4, 9];
 
 type Space<'m, A> = AddressSpace<'m, Machine<A>>;
 
-/// Runs `work` with a machine of four CPUs and an address space for each folio size; audits after.
+/// Runs `work` with a machine of four CPUs and an address space for each folio size, then audits.
 fn on_four_cpus<A: Walk>(work: impl Fn(&Machine<A>, &Memory<Machine<A>>, &Space<'_, A>)) {
     for order in ORDERS {
         let config = Config { memory: 128 * MIB, cpus: 4, ..Config::default() };
@@ -62,8 +62,8 @@ impl Numbers {
     }
 }
 
-/// Runs `change` on CPU 0, and `touch` on CPUs 1 to 3, with the CPU's number, repeatedly until
-/// `change` has ended. `change` gets a function that waits for a number of touches.
+/// Runs `change` on CPU 0 and, until it returns, repeatedly runs `touch` on CPUs 1 to 3 with the
+/// CPU's number. `change` gets a function that waits for a number of touches.
 fn until_changed<A: Walk>(
     machine: &Machine<A>,
     change: impl FnOnce(&dyn Fn(u64)),
@@ -109,13 +109,13 @@ fn is_segv(error: FaultError) -> bool {
 const PAGES: u64 = 2048;
 const AREA: u64 = GIB;
 
-/// CPUs 1 to 3 each write and read their own 64 KiB stripes; the stripes between belong to CPU 0,
-/// which changes them in every way. All are in the same four tables.
+/// CPUs 1 to 3 each write and read their own 64 KiB stripes; the stripes in between belong to CPU
+/// 0, which changes them in every way. All stripes are in the same four tables.
 fn beside<A: Walk>() {
     on_four_cpus::<A>(|machine, memory, space| {
         let stripe = 64 * KIB;
         for at in (0..PAGES * PAGE_SIZE).step_by(stripe as usize) {
-            // Protections that differ keep the stripes apart.
+            // Different protections keep the stripes' mappings separate.
             let own = if (at / stripe).is_multiple_of(4) { READ_WRITE_EXECUTE } else { READ_WRITE };
             space
                 .mmap(&bindery::MapRequest { protection: own, ..fixed(AREA + at, stripe) })
@@ -179,7 +179,8 @@ fn stamp(page: u64) -> u64 {
     0xab00_0000_0000 + page
 }
 
-/// Moves 4 MiB between places: congruent, so that tables move; by a block; by a page.
+/// Moves 4 MiB between places: congruent, so that tables move; shifted by a block; shifted by a
+/// page.
 fn while_it_moves<A: Walk>() {
     let length = 4 * MIB;
     let places = [GIB, 4 * GIB, 2 * GIB + 64 * KIB, 2 * GIB + 5 * MIB + PAGE_SIZE];
@@ -227,8 +228,8 @@ fn while_it_moves<A: Walk>() {
     });
 }
 
-/// `mmap` over a mapping, repeatedly: values written before such a call are never seen after it
-/// returned. Each page belongs to one CPU, which records its last completed store.
+/// `mmap` over a mapping, repeatedly: values written before such a call are never seen after the
+/// call has returned. Each page belongs to one CPU, which records its last completed store.
 fn while_it_is_replaced<A: Walk>() {
     const REPLACED: u64 = 600;
     on_four_cpus::<A>(|machine, _, space| {
@@ -239,7 +240,7 @@ fn while_it_is_replaced<A: Walk>() {
         let length = REPLACED * PAGE_SIZE;
         space.mmap(&fixed(AREA, length)).unwrap();
         let touch = |cpu: u64, numbers: &mut Numbers| {
-            // A few scattered pages, so that both sides meet at them.
+            // Uses a few scattered pages, so that both sides contend for them.
             let page = numbers.below(8) * REPLACED / 8 + cpu;
             let (at, over) = (VirtAddr(AREA + page * PAGE_SIZE), &over[page as usize]);
             let program = Program::new(machine, space);
@@ -249,7 +250,8 @@ fn while_it_is_replaced<A: Walk>() {
                 Ok(_) => {
                     seen.fetch_add(1, Ordering::Relaxed);
                     let last = over.load(Ordering::Relaxed);
-                    // Over after call n had returned; call n + 1 may have been under way.
+                    // The store completed after call n had returned; call n + 1 may have been in
+                    // progress.
                     assert!(last + 1 >= returned, "{at} is from {last}, and it is {returned}");
                 }
                 Err(error) => assert!(is_segv(error), "{error} at {at}"),
@@ -276,24 +278,25 @@ fn while_it_is_replaced<A: Walk>() {
     });
 }
 
-/// The contents of a staying mapping leave, repeatedly. Values stored before such a call began are
-/// at the destination when it has returned; the source has zeroes, or later values. Each page
-/// belongs to one CPU, which records its last completed store.
+/// The contents of a mapping repeatedly move out while the mapping stays. Values stored before such
+/// a call are at the destination when the call has returned; the source has zeroes or later values.
+/// Each page belongs to one CPU, which records its last completed store.
 fn while_contents_leave<A: Walk>() {
     const LEFT: u64 = 1100;
     let length = LEFT * PAGE_SIZE;
-    // Congruent, so that a table moves whole; by a block; by a page.
+    // Congruent, so that a whole table moves; shifted by a block; shifted by a page.
     let places = [4 * GIB, 2 * GIB + 64 * KIB, 2 * GIB + 5 * MIB + PAGE_SIZE];
     on_four_cpus::<A>(|machine, _, space| {
         // The number of calls that have returned.
         let calls = AtomicU64::new(0);
-        // The last store to each page: how many calls had returned before it began, and its number;
-        // how many when it was over.
+        // For the last store to each page: its number, the number of calls that had returned before
+        // it, and the number that had returned when it completed.
         let stored: Vec<_> = (0..LEFT).map(|_| AtomicU64::new(0)).collect();
         let over: Vec<_> = (0..LEFT).map(|_| AtomicU64::new(0)).collect();
         let (seen, met) = (AtomicU64::new(0), AtomicU64::new(0));
         space.mmap(&fixed(AREA, length)).unwrap();
-        // A few scattered pages, so that both sides meet at them; the middle ones in a whole table.
+        // Uses a few scattered pages, so that both sides contend for them; the middle pages are in
+        // a whole table.
         let page_of = |cpu: u64, number: u64| number * (LEFT / 8) + cpu;
         let touch = |cpu: u64, numbers: &mut Numbers| {
             let page = page_of(cpu, numbers.below(8));
@@ -304,7 +307,8 @@ fn while_contents_leave<A: Walk>() {
             if word != 0 {
                 seen.fetch_add(1, Ordering::Relaxed);
                 assert_eq!(word, last, "{at} holds what nobody stored");
-                // Over after call n had returned; call n + 1 may have been under way.
+                // The store completed after call n had returned; call n + 1 may have been in
+                // progress.
                 let over = over.load(Ordering::Relaxed);
                 assert!(over + 1 >= returned, "{at} is from {over}, and it is {returned}");
             }
@@ -324,7 +328,7 @@ fn while_contents_leave<A: Walk>() {
                 for page in (1..4).flat_map(|cpu| (0..8).map(move |number| page_of(cpu, number))) {
                     let there = program.load(VirtAddr(to.0 + page * PAGE_SIZE)).unwrap();
                     let before = known[page as usize];
-                    // Stored since the call before this one.
+                    // The value was stored after the previous call.
                     if before != 0 && before / MANY == round {
                         met.fetch_add(1, Ordering::Relaxed);
                         assert!(
@@ -342,7 +346,7 @@ fn while_contents_leave<A: Walk>() {
     });
 }
 
-/// More stores than there are to one page.
+/// A bound above the number of stores to one page.
 const MANY: u64 = 1 << 32;
 
 /// Forks while others write rising numbers: what a child has seen never changes.
@@ -387,8 +391,8 @@ fn while_it_forks<A: Walk>() {
     });
 }
 
-/// All four CPUs change mappings, each its own range of 1 MiB and 3 pages, so that neighbors share
-/// tables; no call fails without a reason.
+/// Each of the four CPUs changes mappings in its own range of 1 MiB and 3 pages, so that neighbors
+/// share tables. No call fails without a reason.
 fn two_changers<A: Walk>() {
     let own = MIB + 3 * PAGE_SIZE;
     on_four_cpus::<A>(|machine, _, space| {

@@ -33,7 +33,7 @@ fn guards_stand_until_they_are_lifted<A: Walk>() {
         assert_eq!(program.store(page(guarded), 1), Err(FaultError::NotMapped));
     }
     assert_eq!(program.load(page(515)), Ok(0x0707_0707_0707_0707));
-    // Dropping contents leaves guards, and so does a child.
+    // Neither dropping contents nor forking removes guards.
     space.madvise(AT, 4 * MIB, Advice::DontNeed).unwrap();
     assert_eq!(program.load(page(515)), Ok(0));
     let child = space.fork().unwrap();
@@ -49,7 +49,7 @@ fn guards_stand_until_they_are_lifted<A: Walk>() {
     audit(&machine, &memory, &[&space]);
 }
 
-/// A folio becomes lazy only as a whole: otherwise its pages keep their contents, and a page that a
+/// A folio becomes lazy only as a whole. Otherwise its pages keep their contents, and a page that a
 /// device has written stays dirty.
 fn a_folio_is_lazy_as_a_whole_or_not_at_all<A: Walk>() {
     let (machine, memory) = strict::<A>(64 << 20);
@@ -65,7 +65,7 @@ fn a_folio_is_lazy_as_a_whole_or_not_at_all<A: Walk>() {
     assert!(space.is_dirty(page(5)), "what the device wrote would be lost");
     let lazy = |page: &u64| testing::is_lazy(&space, VirtAddr(AT.0 + page * PAGE_SIZE));
     assert_eq!((0..16).filter(lazy).collect::<Vec<_>>(), [3], "the advice covers no other page");
-    // Not if a pin may write at any moment, or another process maps the folio.
+    // The folio does not become lazy if a pin may write at any moment or another process maps it.
     let pinned = space.pin(page(21), 1, Access::Write, PinTime::Short).unwrap();
     space.madvise(page(16), 16 * PAGE_SIZE, Advice::Free).unwrap();
     assert!(!lazy(&16));
@@ -233,8 +233,8 @@ fn the_background_collapser_takes_shared_memory<A: Walk>() {
     assert_eq!(program.load(AT), Ok(0x0303_0303_0303_0303));
     assert_eq!((space.counts() - before).shared_pages, 512, "mapped large by one touch");
     assert_eq!(program.load(VirtAddr(AT.0 + MIB)), Ok(0));
-    // Split into small leaves, which a large one replaces: on demand at once, and in the background
-    // at the next touch.
+    // Split into small leaves, which a large leaf replaces: at once on demand, and at the next
+    // touch in the background.
     let is_large =
         || matches!(space.inspect(AT), Inspection::Page { level, .. } if level > Level::PTE);
     let cut = || {
@@ -281,12 +281,12 @@ fn a_stack_grows_to_its_limit_and_keeps_its_distance<A: Walk>() {
     assert_eq!(program.load(VirtAddr(top - MIB)), Ok(1));
     assert_eq!(space.mapping_count(), 1);
     assert_eq!(program.load(VirtAddr(top - 9 * MIB)), Err(FaultError::NotMapped), "the limit");
-    // A mapping below keeps 1 MiB between.
+    // A mapping below leaves a gap of 1 MiB.
     space.mmap(&fixed(top - 4 * MIB, PAGE_SIZE)).unwrap();
     let below = VirtAddr(top - 3 * MIB);
     assert_eq!(program.store(below, 1), Err(FaultError::NotMapped));
     assert_eq!(program.store(VirtAddr(top - 3 * MIB + PAGE_SIZE), 1), Ok(()));
-    // The kernel chooses no address there.
+    // The kernel chooses no address in the gap.
     let near =
         MapRequest { place: Place::Near(VirtAddr(below.0 - PAGE_SIZE)), ..fixed(0, PAGE_SIZE) };
     assert_ne!(space.mmap(&near), Ok(VirtAddr(below.0 - PAGE_SIZE)));
@@ -325,7 +325,7 @@ fn ranges_without_a_whole_span_are_refused_as_on_linux<A: Walk>() {
     audit(&machine, &memory, &[&space]);
 }
 
-/// Few pages of a table, among them parts of folios and of contiguous runs, holes and guards.
+/// Drops few pages of a table, among them parts of folios and of contiguous runs, holes and guards.
 fn few_pages_of_a_table_are_dropped<A: Walk>() {
     for order in [0, 4] {
         let (machine, memory) = strict::<A>(64 << 20);
@@ -339,8 +339,8 @@ fn few_pages_of_a_table_are_dropped<A: Walk>() {
             let before = space.counts();
             space.madvise(page(first), count * PAGE_SIZE, Advice::DontNeed).unwrap();
             let cost = space.counts() - before;
-            // The fast path for few pages leaves a contiguous run that would be split to the
-            // general one.
+            // The fast path for few pages leaves a contiguous run that needs a split to the general
+            // path.
             assert!((1..=2).contains(&cost.tables_locked), "{first}, {count}: {cost:?}");
             kept[first as usize..(first + count) as usize].fill(false);
             audit(&machine, &memory, &[&space]);

@@ -1,5 +1,5 @@
 //! Addresses and lengths that make no sense, in every argument of every operation: each call fails
-//! with the right error, and changes nothing, not even a counter.
+//! with the right error and changes nothing, not even a counter.
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::arch::{Absent, Marker, X86_64};
@@ -290,7 +290,7 @@ fn hint<A: Walk>() {
 #[test]
 fn one_mapping_too_many_changes_nothing() {
     let (machine, memory) = strict::<X86_64<4>>(16 * MIB);
-    // As on Linux, the first one above the limit can still be created.
+    // As on Linux, the first mapping above the limit can still be created.
     let few = SpaceOptions { maximum_mappings: 1, ..options() };
     let space = AddressSpace::new(&memory, few).unwrap();
     space.mmap(&fixed(AT, 16 * PAGE)).unwrap();

@@ -1,4 +1,4 @@
-//! Moves that make no sense: each fails with the right error, and changes nothing, not even a
+//! Moves that make no sense: each fails with the right error and changes nothing, not even a
 //! counter.
 
 use bindery::addr::VirtAddr;
@@ -56,7 +56,7 @@ fn resize<A: Walk>() {
         };
         in_place(AT, 16 * PAGE);
         in_place(AT, 3 * PAGE);
-        // A shrink of a mapping that ends beyond user space would unmap there.
+        // Shrinking a mapping to these lengths would unmap a tail beyond user space.
         for tail in [1 << 63, u64::MAX - PAGE + 1] {
             refused(fixture, out_of_range(end), |space| {
                 space.mremap(VirtAddr(AT), tail, PAGE, Remap::InPlace)
@@ -99,7 +99,7 @@ fn move_to<A: Walk>() {
             let expected = Error::NotMapped(VirtAddr(at));
             refused(fixture, expected, |space| space.mremap(VirtAddr(at), PAGE, PAGE, to));
         }
-        // A range that begins in a hole has no beginning, whatever comes behind it.
+        // A range that begins in a hole is unmapped at its start, whatever follows.
         let (hole, to) = (VirtAddr(AT - PAGE), Remap::To(VirtAddr(AT + 64 * PAGE)));
         refused(fixture, Error::NotMapped(hole), |space| {
             space.mremap(hole, 4 * PAGE, 4 * PAGE, to)
@@ -107,8 +107,8 @@ fn move_to<A: Walk>() {
     });
 }
 
-/// Like Linux: the destination is emptied before the tail is cut off, which extends beyond user
-/// space.
+/// As on Linux, the destination is emptied before the tail, which extends beyond user space, is cut
+/// off.
 fn tail<A: Walk>() {
     scene::<A>(|fixture, end| {
         let (from, to) = (end - 2 * PAGE, AT + 64 * PAGE);
@@ -167,7 +167,7 @@ fn leave<A: Walk>() {
             for at in nowhere(end).into_iter().chain([0, AT - PAGE, AT + 32 * PAGE]) {
                 leave(at, PAGE, PAGE, AT + 64 * PAGE, Error::NotMapped(VirtAddr(at)));
             }
-            // A range that begins in a hole has no beginning, whatever comes behind it.
+            // A range that begins in a hole is unmapped at its start, whatever follows.
             let hole = Error::NotMapped(VirtAddr(AT - PAGE));
             leave(AT - PAGE, 4 * PAGE, 4 * PAGE, AT + 64 * PAGE, hole);
         }
@@ -188,7 +188,7 @@ fn leave<A: Walk>() {
 
 fn no_room<A: Walk>() {
     scene::<A>(|fixture, end| {
-        // Longer than the free range below it, and than the one above it.
+        // Longer than the free range below the mapping and the free range above it.
         let length = (end / 2 - GIB) & !(PAGE - 1);
         let large = length + 64 * PAGE;
         fixture.space.mmap(&fixed(large, length)).unwrap();
@@ -202,8 +202,8 @@ fn no_room<A: Walk>() {
     });
 }
 
-/// As on Linux, a mapping may grow and be duplicated beyond an object's maximum size, until the
-/// number of a page does not fit any more.
+/// As on Linux, a mapping may grow and be duplicated beyond an object's maximum size, until a page
+/// number no longer fits.
 #[test]
 fn a_mapping_may_extend_beyond_an_objects_maximum() {
     const STEP: u64 = 1 << 54;

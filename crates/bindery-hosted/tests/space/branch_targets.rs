@@ -1,5 +1,5 @@
-//! Branch target identification: the guarded mappings and entries, and that no TLB holds an entry
-//! from before the change.
+//! Branch target identification: the guarded mappings and entries, and the absence of stale entries
+//! from TLBs after a change.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, Level, Permissions, X86_64};
@@ -40,7 +40,7 @@ fn is_guarded<A: Walk>(
     A::attributes(entry).permissions.contains(Permissions::BTI)
 }
 
-/// The mappings: how many pages, and whether they are guarded.
+/// The mappings: the number of pages, and whether they are guarded.
 fn mappings<A: Walk>(space: &AddressSpace<'_, Machine<A>>) -> Vec<(u64, bool)> {
     let mut found = Vec::new();
     space.for_each_mapping(|mapping| {
@@ -69,13 +69,13 @@ fn each_entry_and_tlb_is_guarded() {
     program.execute(page(6)).unwrap(); // a first touch
     let guarded = [0, 1, 5, 6].map(|number| is_guarded(&space, page(number), Level::PTE));
     assert_eq!(guarded, [false, true, true, true]);
-    // Neighbors merge if they agree in it; a request without it removes it.
+    // Neighbors merge if both or neither are guarded; a request without the flag removes it.
     protect(3, 1, CODE);
     assert_eq!(mappings(&space), [(1, false), (2, true), (1, false), (3, true), (1, false)]);
     assert!(!is_guarded(&space, page(3), Level::PTE));
     protect(3, 1, GUARDED);
-    // It stays in a mapping without execute permission, and applies again when the pages become
-    // executable.
+    // The flag stays in a mapping without execute permission and applies again when the pages
+    // become executable.
     protect(1, 3, Protection::BTI);
     assert!(program.load(page(1)).is_err());
     protect(1, 3, Protection::READ | Protection::BTI);

@@ -1,4 +1,4 @@
-//! Committed memory, and refusals because of its limit.
+//! Committed memory, and refusals at its limit.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;

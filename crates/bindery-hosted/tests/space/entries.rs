@@ -1,5 +1,5 @@
 //! Entries that the MMU does not see: swapped-out pages, markers, and pages hidden by a protection
-//! without access. They move, split and fork as runs, and keep their content and their order.
+//! without access. These entries move, split and fork as runs and keep their content and order.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{AArch64, Absent, Level, Marker, Riscv64};
@@ -42,7 +42,7 @@ fn moved(slot: u64) -> Absent {
     Absent::Swap { device: 3, slot, exclusive: true, soft_dirty: true, userfault: false }
 }
 
-/// `pages` at `AT`, and a written one behind them, so that the table stays.
+/// `pages` at `AT`, and a written page behind them that keeps the table allocated.
 fn scene<A: Walk>(pages: u64, scenario: impl FnOnce(&Fixture<'_, '_, A>)) {
     with_fixture::<A>(0, |fixture| {
         fixture.space.mmap(&fixed(AT, (pages + 1) * PAGE)).unwrap();
@@ -95,7 +95,7 @@ fn move_swapped<A: Walk>() {
         let tables = cost.tables_allocated;
         assert_eq!((cost.entries_read, cost.entries_written), (100, 200 + tables), "{cost:?}");
         assert_eq!(cost.invalidations, 0, "{cost:?}");
-        // And back, where the tables are.
+        // Moves the entries to the source again, where the tables exist.
         let cost = mremap(fixture, TO, 100 * PAGE, AT);
         assert_run(fixture.space, AT, 100, |page| moved(SLOT + page));
         assert_eq!(cost.entries_read, 100, "{cost:?}");
@@ -106,7 +106,7 @@ fn shift_swapped<A: Walk>() {
     scene::<A>(100, |fixture| {
         testing::plant(fixture.space, VirtAddr(AT), 40, swapped(SLOT));
         testing::plant(fixture.space, VirtAddr(AT + 41 * PAGE), 50, swapped(7));
-        // Into two tables.
+        // Moves the entries into two tables.
         let to = TO - 37 * PAGE;
         let cost = mremap(fixture, AT, 100 * PAGE, to);
         assert_run(fixture.space, to, 40, |page| moved(SLOT + page));
@@ -130,7 +130,7 @@ fn move_markers<A: Walk>() {
             assert_run(fixture.space, to, 20, |_| Absent::Marker(Marker::Guard));
             assert_run(fixture.space, to + 20 * PAGE, 20, |_| Absent::Marker(Marker::Poison));
             assert_empty(fixture, to + 40 * PAGE, 24);
-            // The entry count shows when the rest is empty.
+            // The table's entry count shows that the rest is empty.
             assert!((40..=64).contains(&cost.entries_read), "{cost:?}");
         }
     });
@@ -148,7 +148,8 @@ fn unmap_absent<A: Walk>() {
     with_fixture::<A>(0, |fixture| {
         fixture.space.mmap(&fixed(AT, 4 * MIB)).unwrap();
         testing::plant(fixture.space, VirtAddr(AT), 512, swapped(SLOT));
-        // A table with only swap entries is removed by one entry, with one flush of the way to it.
+        // A table with only swap entries is removed by one entry, with one flush of the upper
+        // levels.
         let cost = counted(fixture, || fixture.space.munmap(VirtAddr(AT), 2 * MIB).unwrap());
         assert!(cost.entries_written <= u64::from(A::LEVELS), "{cost:?}");
         assert!(cost.invalidations <= 1, "{cost:?}");
@@ -248,7 +249,7 @@ fn fork_huge_swap<A: Walk>() {
         let child = fixture.space.fork().unwrap();
         assert!(testing::table_at(&child, VirtAddr(AT), Level::PTE).is_none());
         support::audit(fixture.machine, fixture.memory, &[fixture.space, &child]);
-        // Each side has a reserve of its own.
+        // Each side has its own deposited table.
         for space in [fixture.space, &child] {
             space.munmap(VirtAddr(AT), PAGE).unwrap();
         }
@@ -281,8 +282,8 @@ fn used<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64) -> (bool, bool) {
     }
 }
 
-/// Thirty-two pages: the first is untouched, the second read and the third written since their
-/// content was saved, and so on. Returns the state of each.
+/// Thirty-two pages in a repeating pattern: untouched, read, and written since their content was
+/// saved. Returns the state of each.
 fn mixed<A: Walk>(fixture: &Fixture<'_, '_, A>, order: u8) -> Vec<(bool, bool)> {
     fixture.space.mmap(&fixed(AT, 32 * PAGE)).unwrap();
     fixture.fill(AT, 32);
@@ -300,7 +301,7 @@ fn mixed<A: Walk>(fixture: &Fixture<'_, '_, A>, order: u8) -> Vec<(bool, bool)> 
         assert_eq!(uses[..3], [(false, false), (true, false), (true, true)]);
         return uses;
     }
-    // The MMU may have set it in any entry of the block, so it holds for all.
+    // The MMU may have set a bit in any entry of the block, so the bit holds for all pages.
     vec![(true, true); 32]
 }
 
@@ -377,7 +378,7 @@ fn count_hiding<A: Walk>() {
         fixture.fill(AT, 256);
         let hiding = counted(fixture, || hide(fixture, AT, 256));
         let work = (hiding.entries_read, hiding.entries_written, hiding.invalidations);
-        // Read to find the runs, and to write them.
+        // Each entry is read twice: once to find the runs and once to write them.
         assert_eq!(work, (512, 256, 1), "{hiding:?}");
         let showing = counted(fixture, || {
             fixture.space.mprotect(VirtAddr(AT), 256 * PAGE, READ_WRITE).unwrap();

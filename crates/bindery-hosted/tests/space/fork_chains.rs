@@ -1,5 +1,5 @@
 //! Families of processes: chains of forks leave nothing behind, and the reverse map visits only the
-//! VMAs where a page can be.
+//! VMAs that may map a page.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -30,7 +30,7 @@ on_every_architecture! {
     out_of_memory => a_fork_that_contracts_may_run_out_of_memory;
 }
 
-/// Not the strict TLB: with it, 20,000 generations take too long.
+/// A machine without the strict TLB, with which 20,000 generations take too long.
 fn plain(bytes: u64) -> (Machine<X>, Memory<Machine<X>>) {
     memory_with(Config { memory: bytes, tlb: TlbKind::Plain, ..Config::default() })
 }
@@ -66,7 +66,7 @@ fn a_daemon_of_500_mappings_takes_constant_memory() {
         space.mmap(&fixed(page(2 * number).0, PAGE_SIZE)).unwrap();
         space.fault(page(2 * number), Access::Write).unwrap();
     }
-    // Half of the pages are those of the first generation.
+    // Half of the pages come from the first generation.
     let generation = |space| {
         let space = next(space);
         for number in (0..500).step_by(2) {
@@ -93,7 +93,7 @@ fn a_walk_in_a_chain_visits_one_vma<A: Walk>() {
     write(&space, 4);
     for generation in 0..40 {
         space = next(space);
-        // Pages of the first, of each third, of each second and of each generation.
+        // Uses pages of the first, every third, every second and every generation.
         for (number, step) in [(1, 3), (2, 2), (3, 1)] {
             if generation % step == 0 {
                 space.fault(page(number), Access::Write).unwrap();
@@ -130,7 +130,8 @@ fn assert_star<'m, A: Walk>(
     for child in children.iter().step_by(2) {
         assert_eq!(assert_walk(child, page(1), 1).found, 1, "the child's own page");
     }
-    // Pages that the parent writes after its forks are its own, but its group is the family's.
+    // Pages that the parent writes after its forks are its own, but its group belongs to the
+    // family.
     let spaces: Vec<_> = std::iter::once(parent).chain(children).collect();
     audit(machine, memory, &spaces);
 }
@@ -186,7 +187,7 @@ fn children_that_live_keep_what_the_parent_does_not_map_any_more<A: Walk>() {
     for _ in 0..30 {
         let child = space.fork().unwrap();
         child.fault(page(0), Access::Write).unwrap();
-        // This one, too, forks again while it has a child.
+        // This child, too, forks again while it has a child.
         let second = child.fork().unwrap();
         child.discard(page(0), PAGE_SIZE).unwrap();
         drop(child.fork().unwrap());
@@ -227,7 +228,7 @@ fn a_group_with_children_does_not_contract<A: Walk>() {
     drop(second);
     assert_eq!(assert_walk(&child, page(0), 1).found, 1);
     assert_eq!(Program::new(&machine, &child).load(page(0)), Ok(6));
-    // As soon as the child is the only one, it does.
+    // Once only one child is left, the group contracts.
     let grandchild = child.fork().unwrap();
     drop(child);
     assert_eq!(anon_groups(&memory), 3, "the root, the child's, the grandchild's");
@@ -235,7 +236,7 @@ fn a_group_with_children_does_not_contract<A: Walk>() {
     audit(&machine, &memory, &[&grandchild]);
 }
 
-/// A walker follows a page that all generations of a chain share, while they start and end.
+/// A walker follows a page that all generations of a chain share while processes fork and exit.
 fn a_walker_meets_a_chain_that_contracts<A: Walk>() {
     let config = Config { memory: 64 * MIB, cpus: 2, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
@@ -267,8 +268,8 @@ fn a_walker_meets_a_chain_that_contracts<A: Walk>() {
         });
     });
     audit(&machine, &memory, &[&sister, &space]);
-    // A walker that stopped in the middle of the family kept its groups. Without it, the next
-    // generations remove them.
+    // A walker that stopped in the middle of the family kept the family's groups. Without the
+    // walker, the next generations remove them.
     for _ in 0..8 {
         let child = space.fork().unwrap();
         child.fault(page(1), Access::Write).unwrap();
@@ -306,7 +307,8 @@ fn parts_of_a_split_vma_contract_together<A: Walk>() {
     write(&space, 64);
     for generation in 0..40_u64 {
         space = next(space);
-        // One group from the last generation, and now a VMA for each second page.
+        // Only one group is inherited from the last generation, but every second page now has its
+        // own VMA.
         if generation == 20 {
             for number in (0..64).step_by(2) {
                 space.mprotect(page(number), PAGE_SIZE, Protection::READ).unwrap();
@@ -431,7 +433,7 @@ fn a_fork_that_contracts_may_run_out_of_memory<A: Walk>() {
         drop(child);
         audit(&machine, &memory, &[]);
         assert_eq!(free(&memory), frames, "frames have leaked");
-        // A table allocation is retried if none was free at once: not every failure is visible.
+        // A failed table allocation is retried, so not every failure is visible.
         if !reached {
             break;
         }

@@ -1,5 +1,6 @@
 //! Families of processes whose generations overlap: each parent exits only after its child has
-//! forked. They leave nothing behind, either (`fork_chains.rs` has those that do not overlap).
+//! forked. These families leave nothing behind either (`fork_chains.rs` tests generations that do
+//! not overlap).
 
 use std::any::TypeId;
 use std::collections::VecDeque;
@@ -28,8 +29,8 @@ on_every_architecture! {
     exits => overlapping_generations_exit_while_others_fork;
 }
 
-/// Generations that overlap: each exits after its child has forked, and `overlap - 1` more after
-/// that one. Calls `each` for every new generation, and `then` with all that live.
+/// Overlapping generations: each exits after its child and `overlap - 1` further generations have
+/// forked. Calls `each` for every new generation, and `then` with all living ones.
 fn overlapping<'m, A: Walk>(
     first: Space<'m, A>,
     (overlap, generations): (usize, u32),
@@ -59,7 +60,7 @@ fn assert_overlapping<A: Walk>(overlap: usize) {
         memory_with::<A>(Config { memory: 64 * MIB, tlb: TlbKind::Plain, ..Config::default() });
     let first = new_space(&memory, 8);
     write(&first, 8);
-    // The lower half stays as it is: the pages of the first generation, or of a few.
+    // The lower half keeps the pages of the first or of a few generations.
     first.mprotect(page(2), 2 * PAGE_SIZE, Protection::empty()).unwrap();
     let all = generations::<A>();
     let mut early = 0;
@@ -88,7 +89,7 @@ fn assert_overlapping<A: Walk>(overlap: usize) {
             if generation % (all / 20) < 12 {
                 let alive = line.len() as u64;
                 for number in 0..8 {
-                    // The parts of what was one VMA have what was one group above them.
+                    // The former parts of one VMA share one ancestor group.
                     let walk = walk_anonymous(line.back().unwrap(), page(number)).unwrap();
                     assert_eq!(walk.found, walk.mappings, "page {number}: {walk:?}");
                     assert!(walk.visited <= 3 * alive, "page {number}: {walk:?}");
@@ -112,8 +113,8 @@ fn generations_that_overlap_by_three_take_constant_memory<A: Walk>() {
     assert_overlapping::<A>(3);
 }
 
-/// One VMA, pages of many generations: fewer than 40 groups, and a walk visits only those that can
-/// map the page.
+/// With one VMA and pages of many generations, fewer than 40 groups exist, and a walk visits only
+/// the VMAs that can map the page.
 fn walks_among_overlapping_generations_visit_who_can_map_the_page<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     for overlap in [1, 3] {
@@ -136,7 +137,8 @@ fn walks_among_overlapping_generations_visit_who_can_map_the_page<A: Walk>() {
                     for number in [0, 5] {
                         assert_eq!(assert_walk(space, page(number), alive).found, alive);
                     }
-                    // The writer, and the younger ones unless they wrote.
+                    // The writer can map the page, as can younger generations that did not write
+                    // it.
                     for number in 1..5 {
                         let walk = walk_anonymous(space, page(number)).unwrap();
                         assert_eq!(walk.found, walk.mappings, "{generation}: {walk:?}");
@@ -150,8 +152,8 @@ fn walks_among_overlapping_generations_visit_who_can_map_the_page<A: Walk>() {
     }
 }
 
-/// Three VMAs of one group, of which a child gets two: all are surveyed, or the page that no child
-/// gets would have a freed group as its owner.
+/// Of three VMAs of one group, a child inherits only two. All three are surveyed, because otherwise
+/// the page that no child inherits would have a freed group as its owner.
 fn a_vma_that_no_child_gets_is_surveyed<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let first = new_space(&memory, 8);
@@ -177,12 +179,12 @@ fn a_vma_that_no_child_gets_is_surveyed<A: Walk>() {
     audit(&machine, &memory, &[&child]);
 }
 
-/// A child is forked by a parent that has done its share already: it keeps no dead group.
+/// A child that is forked by an already surveyed parent keeps no dead group.
 fn an_idle_child_of_a_surveyed_parent_keeps_nothing<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let first = new_space(&memory, 4);
     let mut line = overlapping(first, (30, 30), |_, child| write(child, 1), |_, _| ());
-    // The parent lives, and has not been surveyed.
+    // The parent is alive and has not been surveyed.
     let parent = line.remove(line.len() - 2).unwrap();
     let space = line.pop_back().unwrap();
     line.clear();
@@ -201,7 +203,8 @@ fn a_child_that_never_forks_keeps_what_it_maps<A: Walk>() {
     let first = new_space(&memory, 4);
     write(&first, 4);
     let mut line = overlapping(first, (6, 6), |_, child| write(child, 2), |_, _| ());
-    // The oldest five die after the idle child was forked, so it may have pages of theirs.
+    // The oldest five generations exit after the fork of the idle child, so the child may map their
+    // pages.
     let idle = line.back().unwrap().fork().unwrap();
     let busy = line.back().unwrap().fork().unwrap();
     line.clear();
@@ -220,7 +223,7 @@ fn a_child_that_never_forks_keeps_what_it_maps<A: Walk>() {
     );
     assert!(anon_groups(&memory) < 40, "{} groups", anon_groups(&memory));
     drop(line);
-    // When it forks, they are freed.
+    // When the idle child forks, those groups are freed.
     let child = idle.fork().unwrap();
     audit(&machine, &memory, &[&idle, &child]);
     drop(idle);
@@ -255,7 +258,7 @@ fn a_fork_of_overlapping_generations_may_run_out_of_memory<A: Walk>() {
                 line.back().unwrap().fork().unwrap()
             }
         };
-        // The child has two, and dead ones are freed at once, as no reader exists.
+        // The child has two groups, and dead groups are freed at once because no reader exists.
         contractions += u64::from(anon_groups(&memory) < before + 2);
         assert_eq!(assert_walk(&child, page(1), 3).found, 3);
         line.push_back(child);
@@ -275,7 +278,8 @@ fn a_fork_of_overlapping_generations_may_run_out_of_memory<A: Walk>() {
     assert!(contractions > failures, "{contractions}: the forks contract");
 }
 
-/// Generations that overlap on two CPUs, and a walker: while one forks, the other exits.
+/// Overlapping generations on two CPUs, with a walker: while one CPU forks, a process on the other
+/// exits.
 fn overlapping_generations_exit_while_others_fork<A: Walk>() {
     let config = Config { memory: 64 * MIB, cpus: 3, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
@@ -298,7 +302,7 @@ fn overlapping_generations_exit_while_others_fork<A: Walk>() {
         let exits = || {
             machine.on_cpu(Cpu(2), || {
                 for space in receive {
-                    // It forks too: two surveys of a family may run concurrently.
+                    // This process forks too, so two surveys of a family may run concurrently.
                     let child = space.fork().unwrap();
                     child.fault(page(2), Access::Write).unwrap();
                     drop(space);

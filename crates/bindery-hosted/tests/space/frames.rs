@@ -59,7 +59,7 @@ fn largest_pieces<A: Walk>() {
     assert_eq!(program.store(beyond, 1), Err(FaultError::Bus), "the source has no such page");
     assert_eq!(space.resident().total(), 0);
     audit(&machine, &memory, &[&space]);
-    // At an address that is not congruent, the same frames are pages.
+    // At an address that is not congruent, the same frames are mapped as base pages.
     map(
         &space,
         &object,
@@ -84,7 +84,7 @@ fn congruent_address<A: Walk>() {
         (DEVICE.plus(5), 2048, 0, 1019, 512),
         (DEVICE.plus(5), 2048, 3, 1024, 512),
         (DEVICE.plus(300), 2048, 0, 213, contig),
-        // The piece ends before a whole leaf.
+        // The piece is too short for a huge leaf.
         (DEVICE.plus(5), 518, 0, 1024, contig),
         (DEVICE.plus(5), 2048, 0, 26, 1),
         (DEVICE.plus(5), 2048, 0, 27, contig),
@@ -108,7 +108,7 @@ fn congruent_address<A: Walk>() {
         }
         audit(&machine, &memory, &[&space]);
     }
-    // The source has no such page at this time.
+    // The source has no such page yet.
     let driver = Driver::default();
     let object = memory.frame_object(&driver, 8 * MIB, MemoryType::Device).unwrap();
     let space = AddressSpace::new(&memory, options()).unwrap();
@@ -138,7 +138,7 @@ fn kept_type<A: Walk>() {
         }
         space.fault(VirtAddr(AT), Access::Write).unwrap();
         space.fault(VirtAddr(AT + HUGE), Access::Read).unwrap();
-        // A huge leaf is split; some pages lose all permissions, and get them back.
+        // A huge leaf is split; some pages lose all permissions and regain them.
         let (nothing, read) = (Protection::empty(), Protection::READ);
         space.mprotect(VirtAddr(AT + PAGE_SIZE), 3 * PAGE_SIZE, nothing).unwrap();
         let hidden = space.inspect(VirtAddr(AT + PAGE_SIZE));
@@ -187,7 +187,8 @@ fn embedder_frames<A: Walk>() {
     let program = Program::new(&machine, &other);
     assert_eq!(program.load(VirtAddr(AT + PAGE_SIZE + 8)), Ok(77));
     audit(&machine, &memory, &[&one, &other]);
-    // SAFETY: 1. the test allocated it; 2. it is not freed while a program maps it.
+    // SAFETY: 1. the test allocated the block; 2. the call refuses to free a block that a program
+    // maps.
     let free = || unsafe { memory.free_frames(block) };
     assert!(!free(), "two programs map it");
     one.munmap(VirtAddr(AT + PAGE_SIZE), 3 * PAGE_SIZE).unwrap();
@@ -220,8 +221,7 @@ fn embedder_frames<A: Walk>() {
 fn beside_a_folio<A: Walk>() {
     for (hides, ends) in [(false, false), (false, true), (true, false), (true, true)] {
         let (machine, memory) = strict::<A>(32 * MIB);
-        // All single-page blocks that programs get next are consecutive: one of them is the
-        // driver's.
+        // The next single-page blocks are consecutive, and the driver owns one of them.
         let blocks: Vec<_> = (0..8).map(|_| memory.allocate_frames(Order(0)).unwrap()).collect();
         let shown = blocks[3].first;
         let driver = Driver::of(&[(0, shown, 1)]);
@@ -229,16 +229,16 @@ fn beside_a_folio<A: Walk>() {
         let space = AddressSpace::new(&memory, options()).unwrap();
         map(&space, &object, &shared(AT, PAGE_SIZE)).unwrap();
         space.fault(VirtAddr(AT), Access::Write).unwrap();
-        // A neighbor in the same table keeps it.
+        // A neighbor in the same table keeps the table allocated.
         space.mmap(&fixed(AT + 8 * PAGE_SIZE, PAGE_SIZE)).unwrap();
         space.fault(VirtAddr(AT + 8 * PAGE_SIZE), Access::Write).unwrap();
         for block in &blocks {
             if block.first == shown.plus(1) {
-                // SAFETY: 1. and 2. the test allocated it, and never used it.
+                // SAFETY: 1. and 2. the test allocated the block and never used it.
                 assert!(unsafe { memory.free_frames(*block) });
             }
         }
-        // Pages are touched elsewhere until the frame that follows is the next.
+        // Touches pages elsewhere until the following frame is the next one to be allocated.
         space.mmap(&fixed(2 * AT, 64 * PAGE_SIZE)).unwrap();
         let mut next = None;
         for page in 0..64 {
@@ -288,7 +288,7 @@ fn revoked<A: Walk>() {
     object.revoke(0, u64::MAX).unwrap();
     assert_eq!((leaf(&space, AT), leaf(&child, AT)), (None, None));
     for block in [old, new] {
-        // SAFETY: 1. the test allocated it; 2. it was revoked.
+        // SAFETY: 1. the test allocated the block; 2. the block was revoked.
         assert!(unsafe { memory.free_frames(block) });
     }
     driver.set(&[]);
@@ -299,8 +299,8 @@ fn revoked<A: Walk>() {
     assert_eq!(memory_object.unwrap().revoke(0, PAGE_SIZE), Err(Error::Invalid));
 }
 
-/// A block that programs reach by no leaf is free: if a fault had mapped the source's earlier
-/// answer, the strict TLB or the count of the block would show it.
+/// A block is freed once no leaf maps it. If a fault had mapped the source's earlier answer, the
+/// strict TLB or the block's count would show it.
 fn revoked_beside_faults<A: Walk>() {
     let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
@@ -333,7 +333,7 @@ fn revoked_beside_faults<A: Walk>() {
             }
             driver.set(&[]);
             object.revoke(0, 64 * PAGE_SIZE).unwrap();
-            // SAFETY: 1. the test allocated it; 2. it was revoked.
+            // SAFETY: 1. the test allocated the block; 2. the block was revoked.
             assert!(unsafe { memory.free_frames(block) });
         }
         done.store(true, Ordering::Relaxed);
@@ -384,13 +384,13 @@ fn calls_have_the_answers_of_linux() {
             assert_eq!(space.madvise(at, length, *advice), expected, "{advice:?}");
         }
         assert!(leaf(&space, AT).is_some(), "no advice has unmapped it");
-        // It cannot grow, and leaves nothing behind.
+        // The mapping cannot grow, and the attempt leaves nothing behind.
         let grown = space.mremap(at, length, 2 * length, Remap::MayMove);
         assert_eq!(grown, Err(Error::Fault(VirtAddr(AT + length))));
         assert_eq!(space.mremap(at, 0, length, Remap::MayMove), Err(Error::Fault(at)));
         let left = Remap::Leave(VirtAddr(2 * AT));
         assert_eq!(space.mremap(at, length, length, left), Err(Error::Invalid));
-        // It cannot be locked or pinned, and no other process can read it.
+        // Its pages cannot be locked or pinned, and no other process can read them.
         assert_eq!(space.mlock(at, length, LockPages::Now), Ok(()));
         assert_eq!(space.usage().locked, 0);
         let pinned = space.pin(at, 1, Access::Read, PinTime::Short).map(drop);
@@ -484,7 +484,7 @@ fn without_memory_for_tables_nothing_is_shown() {
     audit(&machine, &memory, &[&space]);
 }
 
-/// Linux's vDSO is not made of such frames: its pages are folios, and a debugger copies them.
+/// Linux's vDSO does not consist of such frames. Its pages are folios, and a debugger copies them.
 #[test]
 fn an_embedders_mapping_neither_grows_nor_merges() {
     let (machine, memory) = strict::<X86>(32 * MIB);

@@ -1,5 +1,5 @@
-//! The huge zero page: a first read maps it where a huge folio would fit. The effect of every call
-//! on it, and the first write.
+//! The huge zero page: a first read maps it where a huge folio would fit. Tests the effect of every
+//! call on the page, and of the first write.
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::arch::Level;
@@ -110,7 +110,7 @@ fn does_not_fit<A: Walk>() {
         // The mapping does not cover the whole entry span.
         fixture.space.munmap(VirtAddr(AT), PAGE).unwrap();
         small(fixture, AT + PAGE);
-        // It is not wanted.
+        // Large folios are not wanted here.
         fixture.space.madvise(VirtAddr(AT + HUGE), HUGE, Advice::NoHuge).unwrap();
         small(fixture, AT + HUGE);
     });
@@ -120,13 +120,13 @@ fn does_not_fit<A: Walk>() {
         fixture.fill(AT, 1);
         use_order(fixture.memory, 9);
         small(fixture, AT + PAGE);
-        // It is switched off.
+        // The huge zero page is switched off.
         fixture.memory.set_huge_zero_page(false);
         assert!(!fixture.memory.uses_huge_zero_page());
         small(fixture, AT + HUGE);
     });
     with_huge_zeroes::<A>(|fixture| {
-        // There is no block for it.
+        // No free block of this size exists.
         let blocks = take_blocks(fixture);
         small(fixture, AT);
         assert_eq!(fixture.memory.events().huge_zero_pages, 0);
@@ -182,7 +182,7 @@ fn write_without_block<A: Walk>() {
         reads_zero(fixture, AT, 5);
         reads_zero(fixture, AT + 6 * PAGE, 506);
         free_blocks(fixture, blocks);
-        // The slot has a table now: pages come one by one.
+        // The slot has a table now, so pages are mapped one by one.
         fixture.fill(AT, 512);
         fixture.assert_filled(AT, 512, AT);
         assert_eq!(resident(fixture), 512);
@@ -227,7 +227,7 @@ fn moves<A: Walk>() {
         };
         remap(AT, TO);
         assert_eq!(leaf(fixture, TO), (Level::PMD, ZERO));
-        // By one page, and back: it stays in small leaves.
+        // Moves by one page and back leave the range in small leaves.
         remap(TO, TO + 2 * HUGE + PAGE);
         let there = TO + 2 * HUGE + PAGE;
         assert_eq!(leaf(fixture, there + PAGE), (Level::PTE, ZERO));
@@ -251,7 +251,7 @@ fn hide<A: Walk>() {
         reads_zero(fixture, AT + HUGE, 1);
         protect(AT, 2 * HUGE, Protection::empty());
         assert!(fixture.program.load(VirtAddr(AT)).is_err());
-        // One of the two is cut while it is `PROT_NONE`.
+        // One of the two leaves is cut while it is `PROT_NONE`.
         protect(AT + 7 * PAGE, 9 * PAGE, READ_WRITE);
         protect(AT, 2 * HUGE, READ_WRITE);
         assert_eq!(leaf(fixture, AT + 7 * PAGE), (Level::PTE, ZERO));
@@ -313,7 +313,7 @@ fn collapse<A: Walk>() {
         fixture.fill(AT + HUGE, 1);
         fixture.space.collapse_range(all).unwrap();
         assert_eq!(leaf(fixture, AT), (Level::PMD, ZERO), "there is a huge leaf already");
-        // Cut, and one page written.
+        // The leaf is cut, and one page is written.
         fixture.space.discard(VirtAddr(AT + 9 * PAGE), PAGE).unwrap();
         fixture.fill(AT + 3 * PAGE, 1);
         let limits = bindery::CollapseLimits { missing: 510, ..Default::default() };

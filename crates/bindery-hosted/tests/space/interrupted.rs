@@ -1,5 +1,5 @@
 //! A fatal signal arrives at every point at which a long call checks for one. The call stops and
-//! reports it, its work so far stays or is undone as documented, and a repeated call completes.
+//! reports it, completed work is retained or undone as documented, and a repeated call completes.
 
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;
@@ -67,7 +67,7 @@ fn an_interrupted_populate_keeps_its_pages() {
         call: &|scene| {
             let request = MapRequest { flags: MapFlags::POPULATE, ..fixed(AT, 16 * PAGE_SIZE) };
             assert_eq!(scene.space.mmap(&request), Ok(VirtAddr(AT)), "the mapping is there");
-            // Otherwise the check itself would be stopped.
+            // Cancels the signal, which would also stop the check itself.
             scene.machine.fatal_signal_after(None);
             if present(scene, AT, 16) < 16 { Err(Error::Interrupted) } else { Ok(()) }
         },
@@ -130,7 +130,7 @@ fn the_background_collapser_goes_on_where_it_stopped() {
         scene.memory.folio_policy().set(Order(9), bindery::SizeMode::Always);
         let (mut from, mut calls) = (VirtAddr(0), 0);
         loop {
-            // One call for each span: it always does some work.
+            // One call for each span, because a call always makes some progress.
             scene.machine.fatal_signal_after(Some(0));
             let progress = scene.space.collapse_some(from, 8, &CollapseLimits::default());
             let (collapsed, next) = (progress.collapsed, progress.next);
@@ -148,7 +148,7 @@ fn the_background_collapser_goes_on_where_it_stopped() {
 
 #[test]
 fn an_interrupted_fork_frees_the_child() {
-    // A page in each of 160 tables, which are more than one piece, and two mappings more.
+    // A page in each of 160 tables, which form more than one piece, and two further mappings.
     const LENGTH: u64 = 160 * 2 * MIB;
     let asked = at_every_question(&Case {
         prepare: |scene| {
@@ -302,7 +302,7 @@ fn an_interrupted_vmalloc_frees_its_frames() {
     let small = map.vmalloc(MIB, &options).unwrap();
     map.purge();
     let free = memory.free_frame_count();
-    // Blocks of 4 MiB, and a question before each but the first.
+    // Blocks of 4 MiB, with a signal check before each except the first.
     for questions in 0..3 {
         machine.fatal_signal_after(Some(questions));
         assert_eq!(map.vmalloc(16 * MIB, &options), Err(KernelMapError::Interrupted));

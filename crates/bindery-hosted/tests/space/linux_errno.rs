@@ -30,7 +30,7 @@ type Space<'m> = AddressSpace<'m, Machine<X86_64<4>>>;
 const PAGE: u64 = 4096;
 const WINDOW: u64 = 0x2000_0000_0000;
 const END: u64 = X86_64::<4>::USER_END;
-/// Nothing of the process's own is around the window.
+/// The distance around the window in which the process maps nothing of its own.
 const AROUND: u64 = 1 << 30;
 
 /// The addresses of the calls.
@@ -92,7 +92,7 @@ enum Call {
     Remap { old: u64, old_length: u64, length: u64, remap: Remap },
 }
 
-/// The result of a call: an address (0 if it has none, or may choose one), or an errno.
+/// The result of a call: an address (0 if the call returns none or chooses one), or an errno.
 type Outcome = Result<u64, i32>;
 
 /// A range of the window and its permissions.
@@ -134,11 +134,11 @@ impl Call {
         }
     }
 
-    /// Makes the call to Linux.
+    /// Makes the call on Linux.
     fn make_to_linux(self) -> Outcome {
         let read_write = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a call changes only memory in or around the window, which only this test uses
-        // (`harmless` ensures it), or it is refused.
+        // SAFETY: a call is either refused or changes only memory in or around the window, which
+        // only this test uses (`harmless` ensures this).
         let done = unsafe {
             match self {
                 Self::Map { place, length } => {
@@ -205,7 +205,7 @@ impl Call {
     /// certainly free, and need not find more memory than a machine has.
     fn harmless(self) -> bool {
         match self {
-            // Linux takes a fixed address in the last page for an error number, and returns it.
+            // Linux mistakes a fixed address in the last page for an error number and returns it.
             Self::Map { place: Place::Fixed(at) | Place::FixedNoReplace(at), length } => {
                 free(at.0, length) && at.0 <= u64::MAX - PAGE + 1
             }
@@ -242,12 +242,12 @@ fn valid(start: u64, length: u64) -> bool {
     end.is_some_and(|end| end <= END)
 }
 
-/// Whether the process has nothing in the range, or the range is none.
+/// Whether the process maps nothing in the range, or the range is invalid.
 fn free(start: u64, length: u64) -> bool {
     let end = start.saturating_add(length);
     let around = start >= WINDOW - AROUND && end <= WINDOW + AROUND;
-    // Programs are not loaded at such low addresses, and the top gigabytes of user space are
-    // random.
+    // Programs are not loaded at such low addresses, and the layout of the top gigabytes of user
+    // space is random.
     let low = end <= 64 * PAGE;
     let high = start >= END - 4 * PAGE && end <= END;
     !valid(start, length) || around || low || high
@@ -272,8 +272,8 @@ fn lay_out(space: &Space<'_>) {
     }
 }
 
-/// Merges adjacent ranges with equal permissions: whether Linux merges two mappings depends on more
-/// than is visible.
+/// Merges adjacent ranges with equal permissions: whether Linux merges two mappings depends on
+/// invisible state.
 fn joined(parts: impl Iterator<Item = (u64, u64, Protection)>) -> Layout {
     let mut layout = Layout::new();
     for (start, end, protection) in parts {
@@ -337,7 +337,7 @@ fn compare(calls: impl Iterator<Item = Call>) {
             (Ok(_), Ok(_)) if call.chooses() => true,
             (ours, theirs) => ours == theirs,
         };
-        // Linux has shrunk a mapping before it fails to move it to a low address. The core changes
+        // Linux has already shrunk a mapping when the move to a low address fails. The core changes
         // nothing.
         let expected = match ours {
             Err(Error::BelowMinimum { .. }) => &before,
@@ -356,7 +356,7 @@ fn compare(calls: impl Iterator<Item = Call>) {
     assert!(refused * 2 > made, "{refused} of {made} calls were refused");
 }
 
-/// Unmaps what a call has put elsewhere.
+/// Unmaps memory that a call has mapped outside the window.
 fn tidy(call: Call, space: &Space<'_>, ours: Option<u64>, theirs: Option<u64>) {
     let (Call::Map { length, .. } | Call::Remap { length, .. }) = call else { return };
     let elsewhere = |at: &u64| !(WINDOW - AROUND..WINDOW + AROUND).contains(at);
@@ -408,7 +408,8 @@ fn mprotect_refuses_what_linux_refuses() {
     }));
 }
 
-/// Whether the host's Linux is at least 6.17, whose `mremap` checks in another order than before.
+/// Whether the host's Linux is at least 6.17, whose `mremap` checks its arguments in a different
+/// order than before.
 fn has_the_new_mremap() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse().ok());

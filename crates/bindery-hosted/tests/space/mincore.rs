@@ -1,4 +1,4 @@
-//! `mincore`: its answer for each page, in runs, and the files of which it reveals nothing.
+//! `mincore`: its answer for each page, in runs, and the files about which it reveals nothing.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;
@@ -66,7 +66,7 @@ fn residence_is_shown_only_to_writers_and_owners() {
     let files = MemoryFiles::new();
     let (machine, memory) = strict::<X86_64<4>>(16 * MIB);
     let file = memory.file(&files, 1, PAGES * PAGE_SIZE).unwrap();
-    // The second page was read past the mapping.
+    // The second page was read by a call, not through the mapping.
     file.read(PAGE_SIZE, &mut [0]).unwrap();
     let truth = [0, 1, 0, 0];
     let space = AddressSpace::new(&memory, options()).unwrap();
@@ -80,11 +80,11 @@ fn residence_is_shown_only_to_writers_and_owners() {
         map(&space, &file, read, (Protection::READ, sharing));
         assert_eq!(mincore(&space), [1; 4], "{sharing:?}, of a stranger");
     }
-    // A stranger learns nothing more about a private page.
+    // Without access rights, a process learns nothing more about a private page.
     map(&space, &file, read, (READ_WRITE, Sharing::Private));
     space.fault(VirtAddr(AT), Access::Write).unwrap();
     assert_eq!(mincore(&space), [1; 4]);
-    // A move keeps the answer, and two mappings do not merge if only one hides.
+    // A move keeps the answer, and two mappings do not merge if only one hides residence.
     let half = PAGES / 2 * PAGE_SIZE;
     map(&space, &file, read, (Protection::READ, Sharing::Shared));
     let request = MapRequest {
@@ -124,8 +124,8 @@ fn residence<A: Walk>(space: &AddressSpace<'_, Machine<A>>, at: u64, pages: u64)
     told
 }
 
-/// Private and shared memory over four tables: stretches of all lengths that were touched, or not,
-/// then made inaccessible, dropped, and guarded in part.
+/// Private and shared memory over four tables: stretches of all lengths, touched or untouched, some
+/// of which are then made inaccessible, dropped or guarded.
 fn every_state<A: Walk>() {
     const COUNT: u64 = 1600;
     for order in [0, 4] {
@@ -134,7 +134,7 @@ fn every_state<A: Walk>() {
         let size = COUNT * PAGE_SIZE;
         let object = memory.shared_memory(size, Sealing::Forbidden, Accounting::PerPage).unwrap();
         let space = AddressSpace::new(&memory, options()).unwrap();
-        // Not at the start of a table.
+        // The mappings start in the middle of a table.
         let [private, shared] = [AT - 37 * PAGE_SIZE, 2 * AT - 37 * PAGE_SIZE];
         space.mmap(&fixed(private, size)).unwrap();
         let request = MapRequest {
@@ -173,7 +173,7 @@ fn every_state<A: Walk>() {
                 let advice = [Advice::DontNeed, Advice::GuardInstall][random.below(2) as usize];
                 space.madvise(address(dropped.start), length, advice).unwrap();
                 if start == private {
-                    // The object of the other keeps its pages.
+                    // The object of the shared mapping keeps its pages.
                     expected[dropped.start as usize..dropped.end as usize].fill(false);
                 }
             }

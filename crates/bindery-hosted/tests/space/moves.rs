@@ -7,8 +7,8 @@ use bindery_hosted::{Program, Walk};
 
 use crate::support::{self, GIB, KIB, MIB, anywhere, audit, fixed, options, strict, use_order};
 
-/// Touches a page every `step` bytes of `length` bytes at `from`, and the last one. Moves
-/// everything to `to`, and verifies the stamps there.
+/// Touches a page every `step` bytes of `length` bytes at `from`, and the last page. Moves
+/// everything to `to` and verifies the stamps there.
 fn move_sparse<A: Walk>(from: u64, to: u64, length: u64, step: u64) {
     let (machine, memory) = strict::<A>(256 * MIB);
     let space = AddressSpace::new(&memory, options()).unwrap();
@@ -31,7 +31,7 @@ fn move_sparse<A: Walk>(from: u64, to: u64, length: u64, step: u64) {
 
 #[test]
 fn a_huge_sparse_move_locks_few_tables() {
-    // One level-2 table in each GiB; all together they were too many for a lock set.
+    // One level-2 table in each GiB; together they exceeded the capacity of a lock set.
     move_sparse::<X86_64<4>>(64 * GIB, 1024 * GIB + 2 * MIB, 200 * GIB, GIB);
     move_sparse::<X86_64<4>>(64 * GIB, 1024 * GIB + 4 * KIB, 200 * GIB, GIB);
     move_sparse::<AArch64>(64 * GIB, 1024 * GIB + 64 * KIB, 200 * GIB, GIB);
@@ -61,7 +61,7 @@ fn a_move_ending_in_a_gibibyte_frees_tables() {
     let (machine, memory) = strict::<AArch64>(64 * MIB);
     let space = AddressSpace::new(&memory, options()).unwrap();
     let program = Program::new(&machine, &space);
-    // By leaves, then by tables of level 1, then one of level 2.
+    // Moves by leaves, then by level-1 tables, then by one level-2 table.
     let from = 2 * GIB - 4 * MIB - 4 * KIB;
     let length = 3 * GIB - from;
     space.mmap(&fixed(from, length)).unwrap();
@@ -71,7 +71,7 @@ fn a_move_ending_in_a_gibibyte_frees_tables() {
     let to = VirtAddr(from + 8 * GIB);
     assert_eq!(space.mremap(VirtAddr(from), length, length, Remap::To(to)), Ok(to));
     audit(&machine, &memory, &[&space]);
-    // Anything left there would be in the way now.
+    // Any leftover at the source would now be an obstacle.
     let whole = VirtAddr(64 * GIB);
     space.mmap(&fixed(whole.0, GIB)).unwrap();
     program.store(whole, 5).unwrap();
@@ -99,7 +99,7 @@ fn discarding_leaves_tables_that_it_covers_in_part() {
     assert_eq!(program.load(VirtAddr(GIB)), Ok(0));
     let cost = space.counts() - before;
     assert_eq!(cost.tables_allocated, 0, "{cost:?}");
-    // They are freed with the last mapping in their span.
+    // The tables are freed with the last mapping in their span.
     space.munmap(VirtAddr(GIB + MIB), 64 * KIB).unwrap();
     let before = space.counts();
     space.munmap(VirtAddr(GIB), 64 * KIB).unwrap();
@@ -159,7 +159,7 @@ on_every_architecture! {
     parting_huge_leaves_take_a_deposit_each => part_huge;
 }
 
-/// From one table to two. Each half then splits its leaves, without memory for tables.
+/// Moves leaves from one table to two. Each half then splits its leaves without memory for tables.
 fn part_huge<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     use_order(&memory, 9);
@@ -193,7 +193,7 @@ fn choose<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let space = AddressSpace::new(&memory, options()).unwrap();
     let program = Program::new(&machine, &space);
-    // In the way of growing, so that it has to move; at an odd place.
+    // An obstacle prevents growth in place, so the mapping has to move to an odd address.
     let from = VirtAddr(4 * GIB + 3 * MIB + 12 * KIB);
     let length = 64 * MIB;
     space.mmap(&fixed(from.0, length)).unwrap();

@@ -43,7 +43,7 @@ fn map<A: Walk>(fixture: &Fixture<'_, '_, A>, first: u64, pages: u64, protection
     fixture.space.mprotect(at, pages * PAGE, protection).unwrap();
 }
 
-/// Maps this behind [`AT`], all of it written:
+/// Maps the following layout behind [`AT`] and writes all of it:
 ///
 /// ```text
 /// pages   0         8        12        16        20        24        28
@@ -79,7 +79,7 @@ fn gaps<A: Walk>() {
             pattern(&[
                 (1, read),
                 (6, write),
-                // The content of the gap stays there.
+                // The content at the gap is unchanged.
                 (2, all),
                 (2, None),
                 (4, read),
@@ -95,7 +95,7 @@ fn gaps<A: Walk>() {
         assert_eq!(fixture.program.load(last), Err(FaultError::Protection));
         fixture.space.mprotect(last, 2 * PAGE, Protection::READ).unwrap();
         fixture.space.mprotect(VirtAddr(AT + 26 * PAGE), 2 * PAGE, Protection::READ).unwrap();
-        // Of each mapping, page n holds the address of its first page, and n more.
+        // Page n of each mapping holds the address of the mapping's first page plus n.
         fixture.assert_filled(to, 6, AT + 2);
         fixture.assert_filled(to + 10 * PAGE, 4, AT + 12 * PAGE);
         fixture.assert_filled(to + 14 * PAGE, 4, AT + 16 * PAGE);
@@ -108,8 +108,8 @@ fn gaps<A: Walk>() {
     });
 }
 
-/// Three mappings of two whole tables each, a gap in front of the last; of each table a page was
-/// touched. Returns the length of all.
+/// Three mappings of two whole tables each, with a gap before the last and one touched page per
+/// table. Returns the total length.
 fn three_times_two_tables<A: Walk>(fixture: &Fixture<'_, '_, A>) -> u64 {
     for (first, protection) in
         [(0, READ_WRITE), (4 * MIB, READ_WRITE_EXECUTE), (10 * MIB, READ_WRITE)]
@@ -131,7 +131,7 @@ fn tables<A: Walk>() {
         assert_eq!(fixture.space.mremap(VirtAddr(AT), length, length, Remap::To(to)), Ok(to));
         let cost = fixture.space.counts() - before;
         assert_eq!((cost.tables_moved, cost.entries_read), (6, 6), "{cost:?}");
-        // As many as if each had moved on its own.
+        // The same number as if each mapping had moved separately.
         assert_eq!(cost.invalidations, 3, "{cost:?}");
         for at in [0, 2, 4, 6, 10, 12].map(|mib| mib * MIB) {
             fixture.assert_filled(to.0 + at, 1, AT + at);
@@ -175,7 +175,7 @@ fn zeroes_without_locks<A: Walk>() {
             let (to, length) = (VirtAddr(TO), pages * PAGE);
             let remap = Remap::LeaveTo(to);
             assert_eq!(fixture.space.mremap(VirtAddr(AT), length, length, remap), Ok(to));
-            // All of the mapping that the contents came from is unlocked.
+            // The whole mapping from which the contents moved is unlocked.
             let both = 8 + pages;
             let (locked, committed) = (pages, both);
             let usage = Usage { total: both, data: both, locked, committed, ..Usage::default() };
@@ -187,7 +187,7 @@ fn zeroes_without_locks<A: Walk>() {
             for page in pages..8 {
                 assert_eq!(fixture.program.load(VirtAddr(AT + page * PAGE)), Ok(AT + page));
             }
-            // Two lives from here on.
+            // Source and destination diverge from here on.
             fixture.fill(AT, 8);
             fixture.program.store(VirtAddr(TO), 7).unwrap();
             fixture.assert_filled(AT, 8, AT);
@@ -249,7 +249,7 @@ fn leave_touched<A: Walk>(order: u8, from: u64, to: u64, length: u64, step: u64)
         assert_eq!(program.load(VirtAddr(to + at)), Ok(at ^ 0x55));
     }
     audit(&machine, &memory, &[&space]);
-    // No remaining mapping is in the way of the move back.
+    // No remaining mapping obstructs the reverse move.
     space.mremap(VirtAddr(to), length, length, Remap::To(VirtAddr(from))).unwrap();
     for at in &touched {
         assert_eq!(program.load(VirtAddr(from + at)), Ok(at ^ 0x55));
@@ -266,8 +266,8 @@ fn leave_tables<A: Walk>() {
     assert_eq!(cost.entries_written - cost.tables_allocated, 64, "{cost:?}");
     assert_eq!(cost.invalidations, 1, "{cost:?}");
     assert_eq!((cost.bytes_copied, cost.folios_touched), (0, 0), "{cost:?}");
-    // The edges move page by page, the tables between them whole. Their old place is read once
-    // more, for tables that are empty now; all is flushed at once.
+    // The edges move page by page, the tables between them as a whole. The source is read once more
+    // to find empty tables; a single flush covers everything.
     let edges = 2 * 3 * PAGE;
     let cost = leave_touched::<A>(
         0,
@@ -301,7 +301,7 @@ fn child_keeps<A: Walk>() {
         fixture.space.mremap(VirtAddr(AT), 16 * PAGE, 16 * PAGE, remap).unwrap();
         child.mremap(VirtAddr(AT), 8 * PAGE, 8 * PAGE, remap).unwrap();
         audit(fixture.machine, fixture.memory, &[fixture.space, &child]);
-        // Neither sees the other's writes, wherever they are.
+        // Parent and child do not see each other's writes, wherever the pages are.
         fixture.program.fill(VirtAddr(AT), 16 * PAGE, 1).unwrap();
         fixture.program.fill(VirtAddr(TO + 8 * PAGE), 4 * PAGE, 2).unwrap();
         of_child.fill(VirtAddr(TO), 4 * PAGE, 3).unwrap();
@@ -335,7 +335,7 @@ fn a_never_written_mapping_merges_where_it_moves() {
             }
             let to = VirtAddr(TO + 4 * PAGE);
             fixture.space.mremap(VirtAddr(AT), 4 * PAGE, 4 * PAGE, Remap::To(to)).unwrap();
-            // The pages of what was written have indices, which must stay what they were.
+            // The pages of a written mapping have indices, which must not change.
             let layout = fixture.layout();
             assert_eq!(layout.len(), if written { 2 } else { 1 }, "{layout:?}");
             let expected = if written { Ok(AT) } else { Ok(0) };
@@ -350,7 +350,7 @@ fn an_unmoved_staying_source_is_never_written() {
         map(fixture, AT, 4, READ_WRITE);
         let remap = Remap::LeaveTo(VirtAddr(TO));
         fixture.space.mremap(VirtAddr(AT), 4 * PAGE, 4 * PAGE, remap).unwrap();
-        // Without pages it needs no index of its own, so it may become one with anything.
+        // Without pages, the mapping needs no fixed index, so it may merge with any neighbor.
         let to = VirtAddr(2 * AT + 4 * PAGE);
         fixture.space.mmap(&fixed(2 * AT, 4 * PAGE)).unwrap();
         fixture.space.mremap(VirtAddr(AT), 4 * PAGE, 4 * PAGE, Remap::To(to)).unwrap();
@@ -364,7 +364,7 @@ fn an_unmoved_staying_source_is_never_written() {
 fn a_staying_source_merges_with_no_new_likeness() {
     with_fixture::<X86_64<4>>(0, |fixture| {
         fixture.space.mmap(&fixed(AT, 8 * PAGE)).unwrap();
-        // Only the lock distinguishes the two, and it moves with the contents.
+        // Only the lock distinguishes the two mappings, and it moves with the contents.
         fixture.space.mlock(VirtAddr(AT), 4 * PAGE, LockPages::OnFault).unwrap();
         fixture.fill(AT + 4 * PAGE, 4);
         let remap = Remap::LeaveTo(VirtAddr(TO));
@@ -374,7 +374,7 @@ fn a_staying_source_merges_with_no_new_likeness() {
         let flags: Vec<_> = fixture.layout().iter().map(|part| part.flags).collect();
         assert_eq!(flags[0], flags[1]);
         assert_eq!(flags[2] - flags[3], MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
-        // So each was left completely, as if it had never been written.
+        // So each source is left in the state of a never-written mapping.
         let to = VirtAddr(2 * TO);
         fixture.space.mremap(VirtAddr(AT + 4 * PAGE), PAGE, PAGE, Remap::To(to)).unwrap();
         let last = fixture.layout().pop().unwrap();

@@ -38,7 +38,7 @@ fn process<'m>(object: &Object<'m, Hosted>, memory: &'m Memory<Hosted>) -> Space
     space
 }
 
-/// Pins the first page as often as possible. Returns the error that ends it.
+/// Pins the first page as often as possible. Returns the number of pins and the final error.
 fn pin_until_refused<'m>(space: &Space<'m>, pins: &mut Pins<'m>) -> (usize, PinError) {
     let before = pins.len();
     loop {
@@ -81,7 +81,7 @@ fn an_unlimited_process_leaves_half_the_room() {
     privileged(&greedy);
     let mut pins = Vec::new();
     assert_eq!(pin_until_refused(&greedy, &mut pins), (1 << 14, PinError::FolioLimit));
-    // All but sixteen times 1,024 pins are left to others.
+    // All pins except sixteen times 1,024 are left to other processes.
     let others: Vec<_> = (0..16).map(|_| process(&object, &memory)).collect();
     for other in &others {
         let mut share = Vec::new();

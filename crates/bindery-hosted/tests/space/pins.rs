@@ -1,4 +1,4 @@
-//! Pinned pages stay the program's, whatever else happens.
+//! The program retains its pinned pages, whatever else happens.
 
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::{
@@ -176,7 +176,7 @@ fn a_page_that_a_child_shares_is_copied_for_the_one_who_pins_it_to_read<A: Walk>
     assert_eq!(Program::new(&machine, &space).load(second), Ok(1));
     audit(&machine, &memory, &[&space, &child]);
     drop(pinned);
-    // Once it is the only process, it need not be copied.
+    // Once only one process is left, the page need not be copied.
     drop(child);
     let copied = space.counts().bytes_copied;
     drop(space.pin(AT, 1, Access::Read, PinTime::Long).unwrap());

@@ -206,14 +206,14 @@ fn merging<A: Walk>() {
         let shared = MapRequest { sharing: Sharing::Shared, ..fixed(2 * AT, PAGE) };
         space.mmap(&shared).unwrap();
         assert_eq!((call(SET_MERGE, [1, 0, 0, 0]), call(GET_MERGE, [0; 4])), (Ok(0), Ok(1)));
-        // Existing and new memory are of one kind, and so one mapping.
+        // Existing and new memory have equal attributes, so they form one mapping.
         space.mmap(&fixed(AT + PAGE, PAGE)).unwrap();
         assert_eq!(ends(AT), AT + 2 * PAGE);
         assert!(may_merge(&space, AT));
         assert!(!may_merge(&space, 2 * AT), "shared memory is not merged");
         let child = space.fork().unwrap();
         assert!(child.merging() && may_merge(&child, AT));
-        // A single page differs from its neighbor, until none has the advice.
+        // A single page's mapping differs from its neighbors until no page has the advice.
         space.madvise(VirtAddr(AT), PAGE, Advice::Unmergeable).unwrap();
         assert_eq!((may_merge(&space, AT), ends(AT)), (false, AT + PAGE));
         assert_eq!((call(SET_MERGE, [0; 4]), call(GET_MERGE, [0; 4])), (Ok(0), Ok(0)));

@@ -14,7 +14,7 @@ use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, options, strict};
 
 const AT: u64 = GIB;
 const HUGE: u64 = 2 * MIB;
-/// A shared mapping of the same frames, whose bytes are those of the device.
+/// A shared mapping of the same frames, which shows the device's bytes.
 const SHARED: u64 = 2 * GIB;
 
 /// The parts available to a scenario.
@@ -28,7 +28,7 @@ struct Scene<'s, 'm, A: Walk> {
     program: Program<'s, 'm, A>,
 }
 
-/// A block of 2 MiB, mapped privately and shared; each page has its number in both.
+/// A block of 2 MiB, mapped privately and shared; each page holds its number.
 fn scene<A: Walk>(scenario: impl FnOnce(&Scene<'_, '_, A>)) {
     let (machine, memory) = strict::<A>(32 * MIB);
     let block = memory.allocate_frames(Order(9)).unwrap();
@@ -46,7 +46,7 @@ fn scene<A: Walk>(scenario: impl FnOnce(&Scene<'_, '_, A>)) {
     audit(machine, memory, &[&space]);
     drop(space);
     assert_eq!(driver.mappings(), 0);
-    // SAFETY: 1. the scene allocated it; 2. no program maps it any more.
+    // SAFETY: 1. the scene allocated the block; 2. no program maps the block now.
     assert!(unsafe { memory.free_frames(block) });
     audit(machine, memory, &[]);
 }
@@ -90,11 +90,11 @@ fn copied<A: Walk>() {
         assert_eq!(scene.values(7), [700, 7]);
         assert_ne!(scene.frame(7), Some(scene.block.first.plus(7)));
         assert_eq!(scene.frame(8), Some(scene.block.first.plus(8)));
-        // The others still show the device.
+        // The other pages still show the device.
         scene.program.store(VirtAddr(SHARED + 8 * PAGE_SIZE), 800).unwrap();
         assert_eq!(scene.values(8), [800, 800]);
         assert_eq!((scene.space.resident().anonymous, scene.space.resident().total()), (1, 1));
-        // It is the program's own: the next write copies nothing.
+        // The program owns the copy, so the next write copies nothing.
         let again = scene.space.fault(VirtAddr(AT + 7 * PAGE_SIZE), Access::Write);
         assert_eq!(again, Ok(Resolved::Spurious));
         let mut text = String::new();
@@ -119,7 +119,7 @@ fn first_write<A: Walk>() {
         assert_eq!(scene.values(100), [100, 100]);
         assert_eq!(scene.frame(101), Some(scene.block.first.plus(101)));
         scene.space.munmap(VirtAddr(AT), HUGE).unwrap();
-        // To populate copies nothing.
+        // Populating the mapping copies nothing.
         let request = MapRequest { flags: MapFlags::POPULATE, ..fixed(AT, HUGE) };
         map(scene.space, scene.object, &request).unwrap();
         assert_eq!(scene.frame(511), Some(scene.block.first.plus(511)));
@@ -163,7 +163,7 @@ fn protected<A: Walk>() {
         }
         scene.store(2, 200);
         assert_eq!(scene.values(2), [200, 2], "the frame did not become writable");
-        // A mapping that begins read-only may become writable, and copies then.
+        // An initially read-only mapping may become writable and then copies on write.
         scene.space.munmap(VirtAddr(AT), HUGE).unwrap();
         let request = MapRequest { protection: Protection::READ, ..fixed(AT, HUGE) };
         map(scene.space, scene.object, &request).unwrap();
@@ -240,7 +240,7 @@ fn moved<A: Walk>() {
     });
 }
 
-/// The direct map of a platform need not have them.
+/// The direct map of a platform need not contain these frames.
 fn unreadable<A: Walk>() {
     scene::<A>(|scene| {
         scene.driver.set(&[(0, DEVICE, 512)]);

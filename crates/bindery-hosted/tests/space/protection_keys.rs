@@ -114,7 +114,7 @@ fn each_entry_and_tlb_has_its_key() {
     }
     assert_eq!(program.load(page(1)), Ok(0x0707_0707_0707_0707));
     audit(&machine, &memory, &[&space]);
-    // `mprotect` leaves the key, also through PROT_NONE.
+    // `mprotect` retains the key, even through PROT_NONE.
     space.mprotect(page(1), 3 * PAGE_SIZE, Protection::empty()).unwrap();
     space.mprotect(page(1), 3 * PAGE_SIZE, READ_WRITE).unwrap();
     assert_eq!(vma_keys(&space), [(1, 0), (6, 1), (1, 0)]);
@@ -140,7 +140,7 @@ fn moves_forks_and_large_leaves_keep_the_key() {
     assert_eq!(space.pkey_alloc(), Ok(key(1)));
     protect(&space, AT, 1024, 1).unwrap();
     assert_eq!(entry_key(&space, AT, Level::PMD), 1);
-    // Cut by a change of one page, and made whole again.
+    // The leaf is cut by a change of one page, then restored.
     protect(&space, page(3), 1, 0).unwrap();
     assert_eq!([2, 3, 4].map(|number| entry_key(&space, page(number), Level::PTE)), [1, 0, 1]);
     protect(&space, page(3), 1, 1).unwrap();
@@ -189,7 +189,7 @@ fn a_thread_without_rights_faults_with_the_key() {
     // Keys do not restrict fetches; the mapping does.
     let fetch = space.fault_with_keys(AT, Access::Execute, none);
     assert!(matches!(fetch, Err(FaultError::Protection) | Ok(_)), "{fetch:?}");
-    // Like Linux, a key comes before the mapping's permissions.
+    // As on Linux, the key is checked before the mapping's permissions.
     space.mprotect(AT, PAGE_SIZE, Protection::empty()).unwrap();
     assert_eq!(space.fault_with_keys(AT, Access::Read, none).map(|_| ()), violation);
     let refused = space.fault_with_keys(AT, Access::Read, KeyRights::ALL);

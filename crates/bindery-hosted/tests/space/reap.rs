@@ -84,7 +84,7 @@ fn touch<A: Walk>(
         while !stop.load(Ordering::Relaxed) {
             at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let page = (at >> 33) % 1024;
-            // Refused once the memory is taken.
+            // The store is refused once the memory is reaped.
             let _ = program.store(VirtAddr(AT + page * PAGE_SIZE), at);
         }
     });

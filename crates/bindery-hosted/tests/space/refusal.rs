@@ -1,4 +1,4 @@
-//! A state for calls that must fail, and everything that a failed call could have changed.
+//! A scene for calls that must fail, and all state that a failed call could have changed.
 
 use bindery::addr::VirtAddr;
 use bindery::{AddressSpace, Counts, Error, MapRequest, Mapping, Protection, Usage};
@@ -12,7 +12,7 @@ pub const AT: u64 = GIB;
 /// The lowest address that may be mapped.
 pub const MINIMUM: VirtAddr = VirtAddr(0x1_0000);
 
-/// Sixteen pages read-write, one of them written; after them sixteen read-only.
+/// Sixteen read-write pages, one of them written, followed by sixteen read-only pages.
 pub fn scene<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>, u64)) {
     with_fixture::<A>(0, |fixture| {
         fixture.space.mmap(&fixed(AT, 16 * PAGE)).unwrap();
@@ -25,7 +25,7 @@ pub fn scene<A: Walk>(scenario: impl FnOnce(&Fixture<'_, '_, A>, u64)) {
     });
 }
 
-/// Everything about an address space that a refused call could have changed.
+/// All state of an address space that a refused call could have changed.
 #[derive(Clone, PartialEq, Debug)]
 pub struct State {
     pub layout: Vec<Mapping>,
@@ -62,7 +62,7 @@ pub fn out_of_range(end: u64) -> Error {
     Error::OutOfRange { limit: VirtAddr(end) }
 }
 
-/// Addresses that no user program has.
+/// Addresses that no user program can map.
 pub fn nowhere(end: u64) -> [u64; 7] {
     let kernel = 0xffff_8000_0000_0000;
     [end, end + PAGE, 1 << 57, 1 << 63, kernel, u64::MAX - 2 * PAGE + 1, u64::MAX - PAGE + 1]

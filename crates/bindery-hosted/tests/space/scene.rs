@@ -17,7 +17,7 @@ type Hosted = Machine<X86_64<4>>;
 pub const AT: u64 = GIB;
 /// The number of the file.
 const FILE: u64 = 1;
-/// Its size, in pages.
+/// The size of the file, in pages.
 const FILE_PAGES: u64 = 256;
 
 /// The objects of a call.
@@ -42,7 +42,7 @@ pub struct Case<'a> {
     pub done: fn(&Scene<'_>),
 }
 
-/// Runs `scenario` on a scene, and verifies that nothing of it is left afterwards.
+/// Runs `scenario` on a scene and verifies that nothing of the scene is left afterwards.
 pub fn on_scene(scenario: impl FnOnce(&Scene<'_>)) {
     let files = MemoryFiles::new();
     let (machine, memory) = strict::<X86_64<4>>(64 * MIB);
@@ -93,7 +93,7 @@ pub fn at_every_question(case: &Case<'_>) -> u64 {
 }
 
 impl<'m> Scene<'m> {
-    /// Audits the scene's address space, and others.
+    /// Audits the scene's address space and others.
     pub fn audit_with(&self, others: &[&AddressSpace<'m, Hosted>]) {
         let spaces: Vec<_> = core::iter::once(&self.space).chain(others.iter().copied()).collect();
         audit(self.machine, self.memory, &spaces);

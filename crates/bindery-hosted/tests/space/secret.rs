@@ -1,4 +1,4 @@
-//! Secret memory: only programs that map it have it.
+//! Secret memory, which is accessible only to programs that map it.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::X86_64;

@@ -182,7 +182,7 @@ fn permissions_bind_those_without_privilege() {
         assert_eq!([control(&stranger, STAT), control(&friend, STAT)], [denied, 0]);
         let forbidden = refused(Errno::EPERM);
         assert_eq!([RMID, SET, LOCK].map(|command| control(&friend, command)), [forbidden; 3]);
-        // The owner transfers it, and keeps the creator's rights.
+        // The owner transfers the segment and keeps the creator's rights.
         assert_eq!(control(&owner, STAT), 0);
         space.write_user(VirtAddr(BUFFER + 4), &7_u32.to_le_bytes()).unwrap();
         assert_eq!(control(&owner, SET), 0);
@@ -223,7 +223,7 @@ fn locked_segments_count_for_their_locker() {
         assert_eq!((own.used(), other.used()), (4, 1));
         assert_eq!(limited(four, small, UNLOCK), 0);
         assert_eq!((own.used(), other.used()), (4, 0), "returns to the user that locked");
-        // The last attachment destroys it.
+        // Detaching the last attachment destroys the segment.
         assert_eq!(shmat(segments, &space, &owner, [large as u64, AT, 0]), AT as i64);
         assert_eq!(limited(four, large, RMID), 0);
         assert_eq!(own.used(), 4);
@@ -235,7 +235,7 @@ fn locked_segments_count_for_their_locker() {
     assert_eq!(own.used(), 0, "cleared");
 }
 
-/// The owner and the maker of a segment may lock and unlock it. Any other user needs
+/// The owner and the creator of a segment may lock and unlock it. Any other user needs
 /// `CAP_IPC_LOCK`; the privilege that overrides permissions is not enough.
 #[test]
 fn strangers_neither_lock_nor_unlock_segments() {

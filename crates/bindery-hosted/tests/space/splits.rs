@@ -111,7 +111,8 @@ fn cut_from_reserve<A: Walk>() {
         let cost = counted(fixture, || fixture.space.munmap(VirtAddr(AT), 100 * PAGE).unwrap());
         fixture.memory.fail_allocations_after(None);
         assert_eq!((cost.tables_allocated, cost.tables_freed), (0, 0), "{cost:?}");
-        // One for the break of the leaf, one for the pages; and the hundredth page lies in a block.
+        // One invalidation for the break of the leaf, one for the pages, and one more if the
+        // hundredth page lies in a block.
         assert_eq!(cost.invalidations, 2 + u64::from(A::CONTIG_ENTRIES > 1), "{cost:?}");
         assert_eq!(audit(fixture.machine, fixture.memory, &[fixture.space]).tables, tables);
     });
@@ -129,7 +130,7 @@ fn move_and_cut<A: Walk>() {
     });
 }
 
-/// Splits the leaf at `AT`, and makes all entries equal again.
+/// Splits the leaf at `AT` and makes all entries equal again.
 fn cut_and_mend<A: Walk>(fixture: &Fixture<'_, '_, A>) {
     fixture.space.mprotect(VirtAddr(AT), PAGE, Protection::READ).unwrap();
     fixture.space.mprotect(VirtAddr(AT), PAGE, READ_WRITE).unwrap();
@@ -148,7 +149,7 @@ fn join<A: Walk>() {
             assert!(testing::table_at(fixture.space, VirtAddr(AT), Level::PTE).is_none());
             assert_eq!(used(fixture, AT), (true, true), "page {page} was written");
             fixture.assert_filled(AT, 512, AT);
-            // And it can be cut again.
+            // The leaf can be cut again.
             cut_and_mend(fixture);
             fixture.assert_filled(AT, 512, AT);
         });
@@ -300,16 +301,16 @@ fn move_blocks<A: Walk>() {
     });
 }
 
-/// Pages of four blocks, one of each.
+/// One page of each of the four blocks.
 const WRITTEN: [u64; 4] = [3, 20, 44, 63];
 
-/// Clean blocks, with a store to one page of each: the MMU has recorded it in some entry of the
-/// block, each time in another.
+/// Clean blocks, with a store to one page of each: the MMU has recorded the store in some entry of
+/// the block, in a different one for each run of `scenario`.
 fn written_blocks<A: Walk>(scenario: impl Fn(&Fixture<'_, '_, A>)) {
     let mut elsewhere = 0;
     for time in 0..16 {
         four_blocks::<A>(|fixture| {
-            // The machine chooses by a number that changes with each walk.
+            // The machine chooses the entry by a number that changes with each walk.
             for _ in 0..=time {
                 testing::clear_accessed_and_dirty(fixture.space, VirtAddr(AT), 64);
                 assert_eq!(fixture.program.load(VirtAddr(AT)), Ok(AT));
@@ -327,7 +328,7 @@ fn written_blocks<A: Walk>(scenario: impl Fn(&Fixture<'_, '_, A>)) {
     assert!(elsewhere > 32, "the record is in another entry, mostly: {elsewhere} of 64");
 }
 
-/// Whether those four pages are dirty, the last of them at `at + 63 * PAGE`.
+/// Asserts that the four pages are dirty, the last of them at `at + 63 * PAGE`.
 #[track_caller]
 fn assert_dirty<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64, pages: &[u64]) {
     for page in pages {
@@ -337,7 +338,8 @@ fn assert_dirty<A: Walk>(fixture: &Fixture<'_, '_, A>, at: u64, pages: &[u64]) {
 
 fn dirty_unfolded<A: Walk>() {
     written_blocks::<A>(|fixture| {
-        // Four pages of each block stay, among them the written one; the record may be elsewhere.
+        // Four pages of each block stay, including the written page; the dirty bit may be in
+        // another entry.
         for gone in [4..16, 24..32, 32..44, 48..60] {
             let (start, pages) = (AT + gone.start * PAGE, gone.end - gone.start);
             fixture.space.munmap(VirtAddr(start), pages * PAGE).unwrap();
@@ -367,7 +369,8 @@ fn dirty_prot_none<A: Walk>() {
     written_blocks::<A>(|fixture| {
         fixture.space.mprotect(VirtAddr(AT), 64 * PAGE, Protection::empty()).unwrap();
         assert_dirty(fixture, AT, &WRITTEN);
-        // A part of each becomes accessible again, perhaps without the recorded bit.
+        // A part of each block becomes accessible again, perhaps without the entry that recorded
+        // the bit.
         for page in WRITTEN {
             fixture.space.mprotect(VirtAddr(AT + page * PAGE), PAGE, READ_WRITE).unwrap();
         }

@@ -74,7 +74,7 @@ fn a_fault_on_either_side_ends_the_copy() {
     });
 }
 
-/// The bytes before the signal are copied, and the caller learns their number.
+/// The bytes before the signal are copied, and the call returns their number.
 #[test]
 fn a_fatal_signal_ends_a_copy_early() {
     let (machine, memory) = strict::<X86_64>(64 * MIB);
@@ -105,7 +105,7 @@ fn a_fatal_signal_ends_a_copy_early() {
     audit(&machine, &memory, &[&one, &other]);
 }
 
-/// Writes ranges to the program's memory; they begin at `at`.
+/// Writes ranges to the program's memory, beginning at `at`.
 fn put<A: Walk>(space: &Space<'_, A>, at: u64, ranges: &[(u64, u64)]) {
     let words = ranges.iter().flat_map(|(start, length)| [*start, *length]);
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();

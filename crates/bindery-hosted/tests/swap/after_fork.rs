@@ -1,5 +1,5 @@
-//! Pages that were swapped in for one process, while another of its family still refers to their
-//! slots: swap has their content, so they need no memory once nothing maps them.
+//! Pages swapped in for one process while another process of the family still refers to their
+//! slots. Swap holds their content, so they need no memory once no process maps them.
 
 use bindery::addr::VirtAddr;
 use bindery::{AddressSpace, Advice, Protection};
@@ -12,7 +12,7 @@ const AT: u64 = GIB;
 const PAGE: u64 = 4096;
 const PAGES: u64 = 512;
 
-/// A child that has read all pages of a parent, which has them in swap.
+/// A child that has read all pages of its parent, whose own entries are in swap.
 fn with_reader<A: Walk>(
     order: u8,
     scenario: impl for<'m> FnOnce(&Swapping<'_, 'm, A>, AddressSpace<'m, Machine<A>>),
@@ -113,7 +113,7 @@ fn what_the_last_process_unmaps_leaves_memory<A: Walk>() {
     }
 }
 
-/// A write copies, and leaves a page whose last mapping it was.
+/// A write copies the page and removes the last mapping of the original.
 fn what_a_write_leaves_goes<A: Walk>() {
     for order in [0, 4] {
         with_reader::<A>(order, |swapping, child| {
@@ -128,7 +128,7 @@ fn what_a_write_leaves_goes<A: Walk>() {
     }
 }
 
-/// Pages of a folio whose slots nothing names any more, and that nothing maps, do not keep it.
+/// Pages without a mapping and without references to their slots do not keep the folio in memory.
 #[test]
 fn a_partly_cached_folio_leaves_memory() {
     with_swap::<bindery::arch::X86_64<4>>(4, 4096, |swapping| {
@@ -148,8 +148,8 @@ fn a_partly_cached_folio_leaves_memory() {
     });
 }
 
-/// A folio whose parent has dropped some pages is swapped out to slots of its own: by advice, by
-/// reclaim if one process maps it, and if two do.
+/// A folio some of whose pages the parent has dropped is swapped out to its own slots: by advice,
+/// by reclaim if one process maps the folio, and by reclaim if two do.
 fn what_is_in_the_cache_in_part_goes_out<A: Walk>() {
     for (order, by_advice, readers) in
         [(4, true, 1), (9, true, 1), (4, false, 1), (9, false, 1), (4, false, 2)]
@@ -160,7 +160,7 @@ fn what_is_in_the_cache_in_part_goes_out<A: Walk>() {
             swapping.page_out(AT, PAGES);
             let children: Vec<_> = (0..readers).map(|_| swapping.space.fork().unwrap()).collect();
             children.iter().for_each(|child| assert_reads(swapping, child, 0));
-            // Some of each folio.
+            // The parent keeps some pages of each folio.
             let kept = |page: &u64| page % 16 >= 5;
             for page in (0..PAGES).filter(|page| !kept(page)) {
                 swapping.space.discard(VirtAddr(AT + page * PAGE), PAGE).unwrap();
@@ -169,14 +169,14 @@ fn what_is_in_the_cache_in_part_goes_out<A: Walk>() {
             if by_advice {
                 children[0].madvise(VirtAddr(AT), PAGES * PAGE, Advice::PageOut).unwrap();
             } else {
-                // A folio leaves the cache in one turn of the clock, and is evicted in a later one.
+                // A folio leaves the cache in one turn of the clock and is evicted in a later turn.
                 (0..3).for_each(|_| _ = swapping.memory.reclaim(2 * PAGES));
             }
             for child in &children {
                 let out = child.counts().swap_pages;
                 assert_eq!(out, PAGES, "order {order}, advice: {by_advice}, {readers} readers");
             }
-            // Their content is in swap twice now.
+            // The content of these pages is now in swap twice.
             assert!(swapping.memory.free_frame_count() >= free + PAGES / 2);
             let spaces: Vec<_> = children.iter().chain([swapping.space]).collect();
             audit(swapping.machine, swapping.memory, &spaces);

@@ -1,4 +1,4 @@
-//! Collapse of ranges with pages in swap: those are swapped in first.
+//! Collapse of ranges with pages in swap, which are swapped in first.
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::arch::Level;
@@ -53,7 +53,7 @@ fn beside_a_child<A: Walk>() {
     });
 }
 
-/// If something else stops the collapse, its pages stay in swap.
+/// If another obstacle stops the collapse, the pages stay in swap.
 fn beside_a_guard<A: Walk>() {
     with_swap::<A>(0, 4096, |swapping| {
         swapping.map(AT, PAGES);

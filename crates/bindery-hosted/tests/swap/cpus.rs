@@ -67,7 +67,7 @@ fn the_last_slot_is_found_whichever_cpu_has_it<A: Walk>() {
             assert_eq!(swapping.memory.events().folio_splits, splits, "a block was out of reach");
             page_out_on(swapping, 0, 0, folio);
             assert_eq!((swapping.taken(), swapping.swapped(AT, folio)), (3 * RUN, 0));
-            // One block is freed: the next CPU allocates it.
+            // One block is freed, and the next CPU allocates it.
             let freed = VirtAddr(AT + folio * PAGE);
             swapping.space.madvise(freed, folio * PAGE, Advice::DontNeed).unwrap();
             page_out_on(swapping, 2, 0, folio);
@@ -96,8 +96,8 @@ fn a_cpu_that_goes_offline_leaves_its_cluster<A: Walk>() {
     });
 }
 
-/// A cluster that an area still counts for a CPU does not keep the area on, and a new area in its
-/// place has no owners.
+/// A cluster that is still assigned to a CPU does not prevent the removal of its area, and a new
+/// area in the same place has no assigned clusters.
 fn an_area_goes_with_the_clusters_of_all_cpus<A: Walk>() {
     with_swap::<A>(0, RUN, |swapping| {
         swapping.map(AT, RUN);
@@ -120,7 +120,7 @@ fn an_area_goes_with_the_clusters_of_all_cpus<A: Walk>() {
     });
 }
 
-/// A cluster whose slots are all free is discarded, though a CPU has allocated slots there last.
+/// A cluster whose slots are all free is discarded even if it is still assigned to a CPU.
 fn free_slots_of_an_owned_cluster_are_discarded<A: Walk>() {
     let file = device(4 * RUN, SwapService::AtOnce);
     with_device::<A>(64 * MIB, 0, file, |swapping| {
@@ -138,8 +138,8 @@ fn free_slots_of_an_owned_cluster_are_discarded<A: Walk>() {
     });
 }
 
-/// A CPU goes offline while the device has a request of its own, and a thread that read its number
-/// before makes another one later. The other CPUs find both.
+/// A CPU goes offline while one of its requests is in flight, and a thread that read the CPU's
+/// number earlier submits another request later. The other CPUs find both.
 fn requests_of_an_offline_cpu_are_found<A: Walk>() {
     let file = device(RUN, SwapService::InOrder);
     with_device::<A>(64 * MIB, 0, file, |swapping| {
@@ -169,8 +169,8 @@ fn requests_of_an_offline_cpu_are_found<A: Walk>() {
     });
 }
 
-/// Several CPUs fill a small area repeatedly, and swap all pages in: the area never has more than
-/// its slots, and none is lost.
+/// Several CPUs repeatedly fill a small area and swap all pages in. The area never exceeds its
+/// number of slots, and no slot is lost.
 fn cpus_fill_an_area_together<A: Walk>() {
     const PAGES: u64 = 400;
     with_swap::<A>(0, 2 * RUN, |swapping| {
@@ -198,7 +198,7 @@ fn cpus_fill_an_area_together<A: Walk>() {
             }
         });
         assert_eq!(swapping.taken(), 0);
-        // All of it is free again, whichever CPU has taken slots last.
+        // All slots are free again, whichever CPU allocated slots last.
         swapping.map(AT, 2 * RUN);
         swapping.fill(AT, 2 * RUN);
         swapping.page_out(AT, 2 * RUN);

@@ -1,4 +1,4 @@
-//! An asynchronous device: folios under writeback, and calls that meet them.
+//! An asynchronous device: folios under writeback, and calls that need them.
 
 use std::thread;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const SLOTS: u64 = 4096;
 
 type Amd64 = X86_64<4>;
 
-/// Completes all pending requests, and makes the core finish them.
+/// Completes all pending requests and makes the core process the completions.
 fn serve_all<A: Walk>(swapping: &Swapping<'_, '_, A>, device: &SwapFile) {
     while device.serve_one(swapping.memory) {}
     swapping.memory.wait_for_swap_writes().unwrap();
@@ -50,8 +50,7 @@ fn pages_go_to_a_device_and_come_back<A: Walk>() {
     }
 }
 
-/// Only the pages between the word-filled ones reach the device: raw pages and zero pages in one
-/// folio.
+/// Of a folio with raw pages and word-filled pages, only the raw pages reach the device.
 fn filled_pages_never_reach_the_device<A: Walk>() {
     let device = device(SLOTS, SwapService::AtOnce);
     with_device::<A>(BYTES, 4, device, |swapping| {
@@ -79,8 +78,8 @@ fn filled_pages_never_reach_the_device<A: Walk>() {
     });
 }
 
-/// A folio of a huge leaf stays one: one entry, one run of slots, one request, of private memory
-/// and of shared.
+/// A huge leaf's folio is swapped out as a unit, for private and for shared memory: one entry, one
+/// run of slots, one request.
 fn a_huge_folio_is_one_run<A: Walk>() {
     for sharing in [Sharing::Private, Sharing::Shared] {
         let device = device(SLOTS, SwapService::AtOnce);
@@ -92,7 +91,7 @@ fn a_huge_folio_is_one_run<A: Walk>() {
             let before = swapping.space.counts();
             swapping.page_out(AT, 1024);
             let cost = swapping.space.counts() - before;
-            // The leaf, and for shared memory the deposited table, which is freed.
+            // Writes the leaf and, for shared memory, frees the deposited table.
             assert!(cost.entries_written <= 4, "{cost:?}");
             let counts = device.counts();
             assert_eq!((counts.writes, counts.pages_written, swapping.taken()), (2, 1024, 1024));
@@ -103,7 +102,7 @@ fn a_huge_folio_is_one_run<A: Walk>() {
     }
 }
 
-/// A fault finds the folio that the device is writing, and waits for the device: nothing is read.
+/// A fault finds the folio under writeback and waits for the device without reading.
 #[test]
 fn a_fault_waits_for_the_write() {
     for order in [0, 4, 9] {
@@ -150,7 +149,7 @@ fn two_faults_at_once_read_a_run_once() {
                     scope.spawn(move || {
                         swapping.machine.on_cpu(Cpu(cpu), || {
                             let program = Program::new(swapping.machine, swapping.space);
-                            // Another page of the folio, if it has more than one.
+                            // Accesses a different page of the folio if it has several.
                             let page = u64::from(cpu - 1) * 3 % (1 << order);
                             let at = AT + page * 4096;
                             assert_eq!(program.load(VirtAddr(at)), Ok(AT + page));
@@ -167,15 +166,15 @@ fn two_faults_at_once_read_a_run_once() {
     }
 }
 
-/// 1. The device has a folio; the parent forks.
-/// 2. The write is done: the slots are named twice.
-/// 3. Both sides read and write, each its own.
+/// 1. A folio is under writeback; the parent forks.
+/// 2. The write completes, and the slots have two references.
+/// 3. Parent and child read and write their own pages.
 #[test]
 fn a_fork_finds_folios_under_writeback() {
     for order in [0, 4, 9] {
         let device = device(SLOTS, SwapService::InOrder);
         with_device::<Amd64>(BYTES, order, device, |swapping| {
-            // The maximum number of small folios that the device may have at once.
+            // The maximum number of small folios in flight.
             let pages = 32;
             swapping.map(AT, 512);
             swapping.fill(AT, pages);
@@ -197,7 +196,8 @@ fn a_fork_finds_folios_under_writeback() {
     }
 }
 
-/// The entries are removed while the device writes: the slots get no other owner until it is done.
+/// The entries are removed during the write, and the slots are not reused until the write
+/// completes.
 #[test]
 fn a_slot_is_reused_after_its_write() {
     let device = device(16, SwapService::InOrder);
@@ -219,7 +219,8 @@ fn a_slot_is_reused_after_its_write() {
     });
 }
 
-/// The table of requests is full: the writer waits for the device, in whatever order it works.
+/// When the request table is full, the writer waits for the device, in whatever order it completes
+/// requests.
 #[test]
 fn more_folios_than_requests_go_out() {
     let device = device(SLOTS, SwapService::Shuffled(3, Duration::from_micros(20)));
@@ -259,7 +260,7 @@ fn swapoff_waits_for_the_device_interruptibly() {
             while device.serve_one(swapping.memory) {}
             assert_eq!(off.join().unwrap(), Ok(()));
         });
-        // The fixture wants an area at the end.
+        // The fixture needs an area at the end.
         assert_eq!(swapping.memory.swap_on_device(device, 0), Ok(swapping.area));
     });
 }
@@ -303,7 +304,7 @@ fn reclaim_frees_what_the_device_has_written() {
     }
 }
 
-/// A folio that a driver uses is not swapped out, nor one that is being swapped in for a driver.
+/// A folio that a driver uses is not swapped out, nor is one that is being swapped in for a driver.
 #[test]
 fn a_pin_waits_for_the_write() {
     let device = device(SLOTS, SwapService::InOrder);
@@ -338,7 +339,7 @@ fn pages_reach_a_device_without_free_frames() {
     }
 }
 
-/// Shared memory is swapped out to the device as well, and waits for it.
+/// Shared memory is swapped out to the device as well, and accesses wait for the write.
 #[test]
 fn shared_memory_goes_to_a_device() {
     let device = device(SLOTS, SwapService::Shuffled(2, Duration::from_micros(30)));

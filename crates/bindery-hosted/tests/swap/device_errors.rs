@@ -1,5 +1,5 @@
-//! A device that fails: a page that could not be written stays in memory. One that could not be
-//! read raises SIGBUS for the access that needs it, and for no other.
+//! A device that fails. A page that could not be written stays in memory. A page that could not be
+//! read raises SIGBUS only for the access that needs it.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
@@ -32,7 +32,7 @@ fn a_failed_write_keeps_the_page<A: Walk>() {
                 swapping.map(AT, PAGES);
                 swapping.fill(AT, PAGES);
                 let free = swapping.memory.free_frame_count();
-                // Each second folio.
+                // Fails the write of every second folio.
                 device.fail(move |request| is_write(request) && request.slot() >> order & 1 == 1);
                 swapping.served(device, || swapping.page_out(AT, PAGES));
                 audit(swapping.machine, swapping.memory, &[swapping.space]);
@@ -57,7 +57,7 @@ fn a_failed_write_keeps_the_page<A: Walk>() {
     }
 }
 
-/// A folio with a piece that could not be written stays whole, and is swapped out the next time.
+/// A folio with a piece that could not be written stays whole and is swapped out the next time.
 fn a_folio_goes_out_again_after_an_error<A: Walk>() {
     let device = device(SLOTS, SwapService::AtOnce);
     with_device::<A>(BYTES, 4, device, |swapping| {
@@ -112,7 +112,7 @@ fn a_read_error_is_sigbus_for_one_page<A: Walk>() {
     }
 }
 
-/// A process with an unreadable page exits, and its child; the slot is free.
+/// A process with an unreadable page and its child exit, after which the slot is free.
 #[test]
 fn an_unreadable_page_can_be_unmapped() {
     let device = device(SLOTS, SwapService::AtOnce);

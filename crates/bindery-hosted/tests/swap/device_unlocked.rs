@@ -36,8 +36,8 @@ fn with_mapping(
     });
 }
 
-/// Makes a fault wait for the device, runs `change` meanwhile, completes the request, and returns
-/// the result of the fault. Hangs if the change waits for the device.
+/// Makes a fault wait for the device, runs `change` during the wait, completes the request, and
+/// returns the result of the fault. Hangs if `change` waits for the device.
 fn fault_during(
     swapping: &Swapping<'_, '_, A>,
     device: &SwapFile,

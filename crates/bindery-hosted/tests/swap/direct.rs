@@ -1,5 +1,5 @@
-//! Direct reclaim: the memory that it frees for a failed allocation, its end, and its calls of the
-//! embedder.
+//! Direct reclaim: the memory that it frees for a failed allocation, the conditions under which it
+//! ends, and its calls to the embedder.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -29,7 +29,7 @@ const ROUNDS: u64 = 16;
 type Interposing = &'static Memory<Interposed>;
 type Space = AddressSpace<'static, Interposed>;
 
-/// The allocations of a test as another CPU.
+/// The allocations that a test performs in the role of another CPU.
 #[derive(Clone)]
 struct Others {
     memory: Interposing,
@@ -55,12 +55,12 @@ impl Others {
         }
     }
 
-    /// Takes all free frames except `left`.
+    /// Allocates all free frames except `left`.
     fn leave(&self, left: u64) {
         self.take(self.memory.free_frame_count().saturating_sub(left));
     }
 
-    /// Frees a frame, and takes one.
+    /// Frees a frame and allocates another.
     fn exchange(&self) {
         let taken = self.memory.allocate_frames(Order::PAGE).unwrap();
         self.free(1);
@@ -91,7 +91,7 @@ fn with_cold_pages() -> (Machine<AArch64>, Interposing, Space) {
     (machine, memory, space)
 }
 
-/// Maps `pages` at [`AT`], and writes to each.
+/// Maps `pages` at [`AT`] and writes to each.
 fn fill(space: &Space, pages: u64) {
     space.mmap(&fixed(AT, pages * PAGE)).unwrap();
     for page in 0..pages {
@@ -99,7 +99,7 @@ fn fill(space: &Space, pages: u64) {
     }
 }
 
-/// An object whose call to write to its first page fails in the allocation that the test wants.
+/// An object for which a write to the first page fails in the allocation that the test chooses.
 fn object(memory: Interposing) -> Object<'static, Interposed> {
     let object = memory.shared_memory(2 * PAGE, Sealing::Allowed, Accounting::PerPage).unwrap();
     object.write(PAGE, &[1]).unwrap();
@@ -146,7 +146,7 @@ fn later_rounds_want_bounded_amounts() {
     audit(&machine, memory, &space);
 }
 
-/// As above, with frames enough for rounds that double.
+/// As above, but with enough frames for rounds that double in size.
 #[test]
 fn each_round_wants_twice_as_much() {
     let memory = memory();
@@ -195,14 +195,14 @@ impl SwapDevice<Interposed> for Slow {
     }
 }
 
-/// A memory that swaps to such a device, which has this number of pages to write.
+/// A memory that swaps to such a device, with this number of pages under writeback.
 fn with_writes(pages: u64) -> (Interposing, Space, &'static Slow) {
     let (memory, device) = (memory(), &*Box::leak(Box::<Slow>::default()));
     memory.swap_on_device(device, 0).unwrap();
     let space = space(memory);
     space.mmap(&fixed(AT, pages * PAGE)).unwrap();
     for page in 0..pages {
-        // Not a single word throughout, which would not reach the device.
+        // Avoids word-filled pages, which would not reach the device.
         space.write_user(VirtAddr(AT + page * PAGE), &[1]).unwrap();
     }
     space.madvise(VirtAddr(AT), pages * PAGE, Advice::PageOut).unwrap();
@@ -210,13 +210,13 @@ fn with_writes(pages: u64) -> (Interposing, Space, &'static Slow) {
     (memory, space, device)
 }
 
-/// Another CPU frees the frames that the round needs: no page is evicted, no device is waited for,
-/// and the embedder is not asked.
+/// Another CPU frees the frames that the round needs: no page is evicted, no call waits for a
+/// device, and the embedder is not asked.
 #[test]
 fn a_round_ends_with_another_cpus_frames() {
     let (memory, space, device) = with_writes(16);
     let others = Others::new(memory);
-    // Just used: their first examination frees nothing.
+    // These pages were just used, so their first examination frees nothing.
     space.mmap(&fixed(2 * AT, 1024 * PAGE)).unwrap();
     for page in 0..1024 {
         space.write_user(VirtAddr(2 * AT + page * PAGE), &[1]).unwrap();
@@ -247,7 +247,7 @@ fn a_round_ends_with_another_cpus_frames() {
     assert_eq!(memory.finish_swap_writes(), 16);
 }
 
-/// Each time that the search waits, a write is done, and another CPU begins one.
+/// Each time the search waits, one write completes and another CPU submits a new one.
 #[test]
 fn a_search_waits_for_its_initial_writes() {
     const WRITES: u64 = 8;
@@ -267,7 +267,7 @@ fn a_search_waits_for_its_initial_writes() {
     });
     memory.reclaim(u64::MAX);
     let sleeps = sleeps.load(Relaxed);
-    // The page next to the needed one is written as well.
+    // The page next to the needed page is written as well.
     assert!((1..=WRITES + 1).contains(&sleeps), "{sleeps} waits");
 }
 
@@ -286,7 +286,7 @@ fn order_of_events(with: impl FnOnce(Interposing, &Others)) -> Vec<Moment> {
     log.clone()
 }
 
-/// Makes each attempt fail, and records the events.
+/// Makes each attempt fail and records the events.
 fn log(memory: Interposing) -> Arc<Mutex<Vec<Moment>>> {
     let log = Arc::new(Mutex::new(Vec::new()));
     for moment in [Moment::Allocation, Moment::Collection, Moment::OutOfMemory] {
@@ -308,8 +308,8 @@ fn the_embedder_is_asked_once_for_caches() {
     assert_eq!(events, [Allocation, Collection, OutOfMemory, Allocation]);
 }
 
-/// Between two checks another CPU frees a frame, and a third one takes one. So the call is tried
-/// exactly once more before `Platform::out_of_memory`.
+/// Between two checks, another CPU frees a frame and a third CPU allocates one. So the call is
+/// retried exactly once before `Platform::out_of_memory`.
 #[test]
 fn another_cpus_frames_allow_one_more_try() {
     use Moment::{Allocation, Collection, OutOfMemory, Pause};
@@ -321,7 +321,8 @@ fn another_cpus_frames_allow_one_more_try() {
     assert_eq!(events, expected);
 }
 
-/// Content of files is the exception where frames are kept for faults.
+/// When frames are reserved for faults, writes of file content fail without
+/// `Platform::out_of_memory`.
 #[test]
 fn a_file_write_ends_no_program_with_reserves() {
     use Moment::{Allocation, Collection, OutOfMemory};

@@ -1,4 +1,4 @@
-//! Devices get discards of free slots, and lose no needed content.
+//! Devices receive discards of free slots and lose no needed content.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -26,7 +26,7 @@ fn runs_of_free_slots_are_told<A: Walk>() {
         assert_eq!(swapping.taken(), 2 * RUN);
         assert_eq!(swapping.memory.discard_free_slots(), 0, "nothing is free");
         let before = file.pages_on_disk();
-        // All of the first run, and a part of the second.
+        // Drops all of the first run and a part of the second.
         let drop = |first: u64, count: u64| {
             let at = VirtAddr(AT + first * PAGE);
             swapping.space.madvise(at, count * PAGE, Advice::DontNeed).unwrap();
@@ -50,7 +50,7 @@ fn runs_of_free_slots_are_told<A: Walk>() {
     });
 }
 
-/// When every run was used, slots are allocated that were not discarded.
+/// Once every run has been used, slots that were not discarded are allocated.
 fn what_was_not_told_is_handed_out<A: Walk>() {
     let file = device(RUN + 100, SwapService::AtOnce);
     with_device::<A>(64 * MIB, 0, file, |swapping| {
@@ -67,7 +67,7 @@ fn what_was_not_told_is_handed_out<A: Walk>() {
     });
 }
 
-/// A stopped area is about to be removed: its device gets no more discards.
+/// A stopped area is about to be removed, so its device receives no further discards.
 fn a_stopped_area_is_left_alone<A: Walk>() {
     let file = device(2 * RUN, SwapService::AtOnce);
     with_device::<A>(64 * MIB, 0, file, |swapping| {
@@ -82,7 +82,7 @@ fn a_stopped_area_is_left_alone<A: Walk>() {
     });
 }
 
-/// One thread swaps pages out and in and drops them, and another sends discards. The device
+/// One thread swaps pages out and in and drops them while another sends discards. The device
 /// verifies that no slot is discarded during a request for it, and none is read that was discarded.
 fn beside_transfers<A: Walk>() {
     let file = device(8 * RUN, SwapService::Shuffled(3, Duration::ZERO));

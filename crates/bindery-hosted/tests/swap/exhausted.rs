@@ -1,5 +1,5 @@
-//! Nothing is left to reclaim: the first failing call scans all of memory once, and later ones a
-//! step of it, until something has changed.
+//! When nothing is left to reclaim, the first failing call scans all of memory once, and later
+//! calls scan only one step until the state changes.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -19,10 +19,10 @@ const BYTES: u64 = 8 * MIB;
 const FRAMES: u64 = BYTES / PAGE;
 /// Frames of one step of the clock.
 const STEP: u64 = 64;
-/// No memory is so large.
+/// A number of pages that exceeds any memory.
 const ALL: u64 = u64::MAX;
 
-/// Stores values to pages from `at` on, as long as there is memory. Returns the number of pages.
+/// Stores values to pages from `at` on until memory runs out. Returns the number of pages.
 fn fill_all<A: Walk>(
     swapping: &Swapping<'_, '_, A>,
     at: u64,
@@ -40,7 +40,7 @@ fn equal_bytes(page: u64) -> [u8; 64] {
     [page as u8; 64]
 }
 
-/// A search that finds nothing ends after one turn, and the next one after a step.
+/// A search that finds nothing ends after one turn, and the next search after one step.
 #[track_caller]
 fn assert_nothing_is_left<A: Walk>(swapping: &Swapping<'_, '_, A>) {
     let Reclaimed { freed, scanned } = swapping.memory.reclaim(ALL);
@@ -52,15 +52,15 @@ fn swap_is_full<A: Walk>() {
     with_little_memory::<A>(BYTES, 0, 16, |swapping| {
         let pages = fill_all(swapping, AT, equal_bytes);
         assert_eq!(swapping.taken(), 16);
-        // The calls that have failed were the first: nothing has changed since.
+        // The calls that failed were the first ones; nothing has changed since.
         let asked = swapping.machine.ran_out_of_memory();
         assert_eq!(swapping.memory.reclaim(ALL), Reclaimed { freed: 0, scanned: STEP });
         assert!(swapping.space.fault(VirtAddr(AT + pages * PAGE), Access::Write).is_err());
         assert_eq!(swapping.machine.ran_out_of_memory(), asked + 1, "the embedder decides");
-        // One page less in memory: all of it is scanned once more, again without result.
+        // With one page fewer in memory, all of memory is scanned once more, again without result.
         swapping.space.munmap(VirtAddr(AT + (pages - 1) * PAGE), PAGE).unwrap();
         assert_nothing_is_left(swapping);
-        // Slots are free again: the same number of pages can be swapped out.
+        // Slots are free again, so the same number of pages can be swapped out.
         let out = (0..pages).find(|page| swapping.swapped(AT + page * PAGE, 1) == 1).unwrap();
         swapping.space.munmap(VirtAddr(AT + out * PAGE), PAGE).unwrap();
         assert_eq!(swapping.memory.reclaim(ALL).freed, 1);
@@ -99,11 +99,11 @@ fn a_full_store_is_tried_once() {
         assert!(swapping.taken() < pages, "slots are free");
         swapping.space.munmap(VirtAddr(AT + (pages - 1) * PAGE), PAGE).unwrap();
         assert_nothing_is_left(swapping);
-        // Frames that the store frees are space for others.
+        // Frames that the store frees can hold other pages.
         let out = (0..pages).find(|page| swapping.swapped(AT + page * PAGE, 1) == 1).unwrap();
         swapping.space.munmap(VirtAddr(AT + out * PAGE), PAGE).unwrap();
         assert!(swapping.memory.reclaim(ALL).freed > 0);
-        // So does another limit.
+        // A different limit has the same effect.
         assert_nothing_is_left(swapping);
         swapping.memory.set_compressed_limit(64);
         assert!(swapping.memory.reclaim(ALL).freed > 0);

@@ -1,4 +1,4 @@
-//! Failures in the middle of swap: allocations, a full store, a full device. Nothing is lost, and
+//! Failures in the middle of swap: allocations, a full store, a full device. No data is lost, and
 //! nothing leaks.
 
 use bindery::addr::VirtAddr;
@@ -67,7 +67,7 @@ fn page_out<A: Walk>(swapping: &Swapping<'_, '_, A>) -> Result<(), Error> {
     swapping.space.madvise(VirtAddr(AT), 512 * PAGE, Advice::PageOut)
 }
 
-/// Runs the scenario with one more allocation that succeeds, until none fails.
+/// Runs the scenario repeatedly, each time with one more successful allocation, until none fails.
 fn at_each_point<A: Walk>(scenario: impl Fn(&Swapping<'_, '_, A>, &dyn Fn(&mut dyn FnMut()))) {
     for order in ORDERS {
         for failing in [Failing::One, Failing::All] {
@@ -132,8 +132,8 @@ fn allocations_fail_during_swapoff<A: Walk>() {
     });
 }
 
-/// Reclaim finds no frame to store pages in, not even of its reserve: no page is swapped out, and
-/// none is lost. With one frame, it continues by itself.
+/// Reclaim finds no frame to store pages in, not even in its reserve, so no page is swapped out and
+/// none is lost. With a single free frame, reclaim makes progress.
 #[test]
 fn an_empty_reserve_keeps_the_pages() {
     with_swap::<X86_64<4>>(0, 4096, |swapping| {
@@ -152,7 +152,7 @@ fn an_empty_reserve_keeps_the_pages() {
     });
 }
 
-/// The store is full: pages stay in memory, in the swap cache, and entries find them there.
+/// When the store is full, pages stay in memory, in the swap cache, and entries find them there.
 fn a_full_store_keeps_the_pages<A: Walk>() {
     for order in ORDERS {
         for limit in [0, 1, 17] {
@@ -173,7 +173,7 @@ fn a_full_store_keeps_the_pages<A: Walk>() {
     }
 }
 
-/// As above, and they are never touched again: unmapping frees the folios and their slots.
+/// As above, but the pages are never touched again; unmapping frees the folios and their slots.
 fn pages_that_could_not_be_stored_are_unmapped<A: Walk>() {
     for order in ORDERS {
         with_swap::<A>(order, 4096, |swapping| {

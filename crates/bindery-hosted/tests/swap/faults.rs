@@ -1,4 +1,4 @@
-//! Faults on pages in swap: those that count as major, and their results if the page cannot be
+//! Faults on pages in swap: the faults that count as major, and the results if the page cannot be
 //! mapped.
 
 use bindery::addr::VirtAddr;
@@ -31,7 +31,7 @@ fn a_fault_that_reads_is_major<A: Walk>() {
             page_out(swapping, 32);
             swapping.assert_filled(AT, 32, AT);
             assert_eq!(major_faults(swapping), faults);
-            // A page of one repeated word is in no store, but is read nevertheless.
+            // A page of one repeated word is not in the store but counts as read nevertheless.
             swapping.program.fill(VirtAddr(AT), 32 * PAGE, 0x5a).unwrap();
             page_out(swapping, 32);
             for page in 0..32 {
@@ -60,7 +60,7 @@ fn a_page_that_is_in_the_cache_is_not_read<A: Walk>() {
     });
 }
 
-/// The fault ends, nothing has changed, and it may be tried again.
+/// The fault fails without any change and may be retried.
 fn a_page_with_too_many_mappings_is_refused<A: Walk>() {
     with_swap::<A>(0, 4096, |swapping| {
         swapping.space.mmap(&fixed(AT, PAGE)).unwrap();

@@ -37,8 +37,8 @@ pub fn with_little_memory<A: Walk>(
     with_area(bytes, order, turn_on, scenario);
 }
 
-/// As [`with_little_memory`], with the slots on a device whose requests the scenario completes:
-/// with its own threads, or one by one. At the end, all pending ones are completed. Faults read
+/// As [`with_little_memory`], with the slots on a device whose requests the scenario completes,
+/// with its own threads or one by one. At the end, all pending requests are completed. Faults read
 /// nothing around the needed pages, unless the scenario enables it.
 #[track_caller]
 pub fn with_device<A: Walk>(
@@ -134,7 +134,7 @@ impl<A: Walk> Swapping<'_, '_, A> {
             for _ in 0..2 {
                 scope.spawn(|| device.serve(self.memory));
             }
-            // Stopped even if a test fails: a scope waits for its threads.
+            // Stops the device even if a test fails, because a scope waits for its threads.
             let _stop = StopAtEnd(device);
             let result = work();
             self.memory.wait_for_swap_writes().unwrap();
@@ -142,7 +142,7 @@ impl<A: Walk> Swapping<'_, '_, A> {
         })
     }
 
-    /// Slots that are taken.
+    /// The number of allocated slots.
     pub fn taken(&self) -> u64 {
         self.memory.swap_areas().map(|area| area.taken).sum()
     }

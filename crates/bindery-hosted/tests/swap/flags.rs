@@ -1,4 +1,4 @@
-//! Entries that differ in the flags of a swap entry, and markers between them: each keeps its own.
+//! Swap entries with different flags, and markers between them: each entry keeps its own flags.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Absent, Marker};
@@ -15,7 +15,8 @@ const AT: u64 = GIB;
 const PAGE: u64 = 4096;
 const PAGES: u64 = 32;
 
-/// Of the pages in swap: exclusive, and write-protected for a userfaultfd.
+/// For each page in swap, whether it is exclusive and whether it is write-protected for a
+/// userfaultfd.
 fn flags<A: Walk>(swapping: &Swapping<'_, '_, A>) -> Vec<(bool, bool)> {
     let of = |page: u64| match swapping.space.inspect(VirtAddr(AT + page * PAGE)) {
         Inspection::Absent(Absent::Swap { exclusive, userfault, .. }) => (exclusive, userfault),
@@ -24,8 +25,8 @@ fn flags<A: Walk>(swapping: &Swapping<'_, '_, A>) -> Vec<(bool, bool)> {
     (0..PAGES).map(of).collect()
 }
 
-/// Protected pages in the middle of a folio are swapped out with the others, and are protected when
-/// they are swapped in.
+/// Protected pages in the middle of a folio are swapped out with the other pages and are still
+/// protected after the swap-in.
 fn write_protected_pages_stay_protected<A: Walk>() {
     for order in [0, 4] {
         with_swap::<A>(order, 4096, |swapping| {
@@ -58,8 +59,8 @@ fn write_protected_pages_stay_protected<A: Walk>() {
     }
 }
 
-/// An exited child did not inherit some pages of a folio: these are exclusive, and the others are
-/// not known to be.
+/// An exited child did not inherit some pages of a folio: these pages are exclusive, and the other
+/// pages are not known to be.
 fn exclusive_and_other_pages_go_out_together<A: Walk>() {
     with_swap::<A>(4, 4096, |swapping| {
         swapping.map(AT, PAGES);
@@ -87,7 +88,8 @@ fn exclusive_and_other_pages_go_out_together<A: Walk>() {
     });
 }
 
-/// Poison among the pages stays in place, and takes no slot: its neighbors are swapped out and in.
+/// Poison among the pages stays in place and occupies no slot, while its neighbors are swapped out
+/// and in.
 fn poison_stays_where_it_is<A: Walk>() {
     for order in [0, 4] {
         with_swap::<A>(order, 4096, |swapping| {
@@ -114,7 +116,7 @@ fn poison_stays_where_it_is<A: Walk>() {
                     if poisoned.contains(&page) { Err(FaultError::Bus) } else { Ok(AT + page) };
                 assert_eq!(swapping.program.load(VirtAddr(AT + page * PAGE)), expected, "{page}");
             }
-            // As on Linux, freeing removes it.
+            // As on Linux, freeing removes the poison.
             swapping.space.madvise(VirtAddr(AT), PAGES * PAGE, Advice::Free).unwrap();
             assert_eq!(swapping.program.load(VirtAddr(AT + 6 * PAGE)), Ok(0));
         });

@@ -1,5 +1,5 @@
-//! A machine that lets a test act where the core calls the platform: as another CPU could at that
-//! moment, or as the embedder.
+//! A machine that lets a test act where the core calls the platform, in the role of another CPU or
+//! of the embedder.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use bindery::platform::{CpuSet, Invalidation, Platform};
 use bindery::{AddressSpace, FrameRange, Memory, Overcommit, SizeMode, check};
 use bindery_hosted::{Config, Contents, Machine, pass_on};
 
-/// When a test may act.
+/// The points at which a test may act.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Moment {
     /// Before an allocation that may wait.
@@ -31,7 +31,7 @@ pub enum Moment {
 
 type Act = Box<dyn FnMut() + Send>;
 
-/// The machine; see the module.
+/// The machine that the module describes.
 pub struct Interposed {
     machine: Machine<AArch64>,
     acts: Mutex<HashMap<Moment, Act>>,
@@ -43,7 +43,7 @@ impl Interposed {
         self.acts.lock().unwrap().insert(moment, Box::new(act));
     }
 
-    /// Whether there is something to do at that moment.
+    /// Whether an action is registered for that moment.
     fn comes(&self, moment: Moment) -> bool {
         let act = self.acts.lock().unwrap().remove(&moment);
         let Some(mut act) = act else { return false };
@@ -53,7 +53,7 @@ impl Interposed {
     }
 }
 
-// SAFETY: all is the machine's doing, which keeps the promises.
+// SAFETY: every method forwards to the machine, which meets the obligations.
 unsafe impl Platform for Interposed {
     type Arch = AArch64;
     type Mutex = <Machine<AArch64> as Platform>::Mutex;
@@ -98,7 +98,7 @@ unsafe impl Platform for Interposed {
     }
 }
 
-/// Such a machine with two CPUs, and the core on it.
+/// An interposed machine with two CPUs, and the core on it.
 pub fn interposed(bytes: u64) -> (Machine<AArch64>, Memory<Interposed>) {
     let config =
         Config { memory: bytes, contents: Contents::Anything, cpus: 2, ..Config::default() };

@@ -56,7 +56,7 @@ fn other_threads_run_while_shared_memory_ends() {
         let object = filled(&memory, &space, in_swap);
         drop(object);
         let count = pauses(&memory, || space.munmap(AT, PAGES * PAGE_SIZE).unwrap());
-        // Between the tables that are unmapped, too.
+        // Other threads may also run between the unmapped tables.
         let least = PAGES / 256 + PAGES / 512;
         assert!(count >= least, "the last mapping: {count} pauses, {in_swap} in swap");
 
@@ -88,7 +88,7 @@ fn other_threads_run_while_shared_memory_is_cut() {
     assert!(count >= PAGES * 3 / 4 / 256, "{count} pauses for a truncation");
 }
 
-/// The first fork has entries to flush; the second finds all of them write-protected.
+/// The first fork has entries to flush; the second finds all entries write-protected.
 #[test]
 fn other_threads_run_while_a_fork_copies() {
     const TABLES: u64 = 200;

@@ -1,5 +1,5 @@
-//! Memory that a program keeps without access: it is swapped out like any other, and is swapped in
-//! under `PROT_NONE` with its whole state.
+//! Memory that a program keeps without access. It is swapped out like any other memory and swapped
+//! in under `PROT_NONE` with its whole state.
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::arch::{AArch64, Absent, X86_64};
@@ -20,7 +20,7 @@ const LENGTH: u64 = PAGES * PAGE;
 
 type Scenario<'f, A> = &'f dyn Fn(&Swapping<'_, '_, A>);
 
-/// For each folio size: filled memory that may not be accessed any more.
+/// For each folio size, filled memory to which all access was then removed.
 fn without_access<A: Walk>(scenario: Scenario<'_, A>) {
     for order in [0, 4, 9] {
         with_swap::<A>(order, 4096, |swapping| {
@@ -32,7 +32,7 @@ fn without_access<A: Walk>(scenario: Scenario<'_, A>) {
     }
 }
 
-/// The pages are in swap, and are swapped in when they may be accessed.
+/// Asserts that the pages are in swap and are swapped in once access is allowed.
 #[track_caller]
 fn assert_out_and_in<A: Walk>(swapping: &Swapping<'_, '_, A>) {
     assert_eq!(swapping.swapped(AT, PAGES), PAGES);
@@ -88,10 +88,10 @@ fn what_was_noted_of_a_page_is_kept<A: Walk>() {
     }
 }
 
-/// Of memory without access, recently used pages are evicted later.
+/// Recently used pages of memory without access are evicted later.
 fn what_was_used_goes_later<A: Walk>() {
     with_swap::<A>(0, 4096, |swapping| {
-        // The hand reaches the cold ones between the others.
+        // The clock hand reaches the cold pages among the others.
         let (part, cold) = (PAGES / 4, AT + LENGTH / 4);
         swapping.map(AT, PAGES);
         swapping.fill(AT, PAGES);
@@ -120,7 +120,7 @@ fn swapoff_brings_it_back_without_access<A: Walk>() {
     });
 }
 
-/// The pages of `Swap:`, and bits of the page map.
+/// The pages in the `Swap:` field and bits of the page map.
 fn what_proc_says<A: Walk>(swapping: &Swapping<'_, '_, A>, pages: usize) -> (u64, Vec<u64>) {
     let mut text = String::new();
     smaps_rollup(swapping.space, &mut text).unwrap();
@@ -183,7 +183,7 @@ fn a_part_of_a_folio_goes<A: Walk>() {
     });
 }
 
-/// A folio that another thread has locked keeps its entries, and is swapped out another time.
+/// A folio that another thread has locked keeps its entries and is swapped out later.
 fn a_locked_folio_stays<A: Walk>() {
     for order in [0, 4] {
         with_swap::<A>(order, 4096, |swapping| {
@@ -234,7 +234,7 @@ fn what_a_family_shares_goes<A: Walk>() {
             theirs.store(VirtAddr(AT), 1).unwrap();
             swapping.assert_filled(AT, PAGES, AT);
             assert_eq!(theirs.load(VirtAddr(AT + PAGE)), Ok(AT + 1));
-            // The cache has the pages that the parent has swapped in; the child's entries stay
+            // The cache holds the pages that the parent has swapped in; the child's entries stay
             // inaccessible.
             child.mprotect(VirtAddr(AT), LENGTH, Protection::empty()).unwrap();
             swapping.page_out(AT, PAGES);

@@ -1,5 +1,5 @@
-//! Folios for which swap has single slots, but no block of their size: they are swapped out in
-//! pages.
+//! Folios for which swap has single slots but no block of their size. They are swapped out page by
+//! page.
 
 use bindery::Protection;
 use bindery::addr::VirtAddr;
@@ -20,7 +20,7 @@ fn assert_full<A: Walk>(swapping: &Swapping<'_, '_, A>, slots: u64) {
 }
 
 fn every_slot_is_used<A: Walk>(protection: Protection, send: impl Fn(&Swapping<'_, '_, A>) + Copy) {
-    // With only the slots of one block, all pages except those of one folio find none.
+    // With only the slots of one block, only the pages of one folio find slots.
     for (order, slots) in [(4, 9), (4, 16 + 7), (9, 100), (9, 512 + 3)] {
         with_swap::<A>(order, slots, |swapping| {
             swapping.map(AT, PAGES);
@@ -49,7 +49,7 @@ fn by_advice<A: Walk>() {
 fn by_reclaim<A: Walk>() {
     for protection in [READ_WRITE, Protection::empty()] {
         every_slot_is_used::<A>(protection, |swapping| {
-            // A folio is split in one turn of the clock, and its pages are examined in later ones.
+            // A folio is split in one turn of the clock, and its pages are examined in later turns.
             (0..3).for_each(|_| _ = swapping.memory.reclaim(PAGES));
         });
     }

@@ -1,5 +1,5 @@
-//! No thread has a VMA locked while a swap device works for it: the device checks that, whichever
-//! call needs it.
+//! No thread holds a VMA lock while a swap device works for it. The device checks this for every
+//! call that needs the device.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -26,7 +26,7 @@ const PAGE: u64 = 4096;
 const PAGES: u64 = 64;
 const SHARINGS: [Sharing; 2] = [Sharing::Private, Sharing::Shared];
 
-/// A device that works in `submit`, and only on permission.
+/// A device that transfers pages in `submit`, and only with permission.
 struct Gated {
     file: SwapFile,
     is_synchronous: AtomicBool,
@@ -94,8 +94,8 @@ impl SwapDevice<Machine<A>> for Gated {
     }
 }
 
-/// Runs `scenario` with `PAGES` pages, which are mapped at `AT`, and an object. Shared pages are
-/// the object's.
+/// Runs `scenario` with `PAGES` pages mapped at `AT`, and an object. Shared pages belong to the
+/// object.
 fn with_mapping(
     is_synchronous: bool,
     sharing: Sharing,

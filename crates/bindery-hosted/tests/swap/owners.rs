@@ -1,7 +1,8 @@
 //! The owner of a folio that is swapped in: the reverse map leads from it to the folio's mappings.
 //!
 //! Two anon groups of one family have pages of the same indexes:
-//! 1. the parent's first half of `A` moves, to `B`, and grows there over the indexes of the second;
+//! 1. the first half of the parent's `A` moves to `B` and grows there over the indexes of the
+//!    second half;
 //! 2. a fork gives the child a group for each of the two VMAs.
 
 use std::thread;
@@ -21,13 +22,13 @@ type Amd64 = X86_64<4>;
 const PAGE: u64 = 4096;
 const A: u64 = GIB;
 const B: u64 = 2 * GIB;
-/// A folio of four pages, and the place of the same indexes in the other VMA.
+/// A folio of four pages; `TO` is the place of the same indexes in the other VMA.
 const FROM: u64 = A + 8 * PAGE;
 const TO: u64 = B + 8 * PAGE;
 const PAGES: u64 = 4;
 
 /// Runs `scenario` with a child that has one folio, at [`FROM`], and nothing at [`TO`]. The
-/// device's writes are not done, and it allows pages to change.
+/// device's writes are still in flight, and the device allows pages to change.
 fn with_child(
     scenario: impl for<'m> FnOnce(
         &Swapping<'_, 'm, Amd64>,
@@ -83,7 +84,8 @@ fn assert_found(child: &AddressSpace<'_, Machine<Amd64>>, at: u64) {
     assert!(walk.found > 0 && walk.found == walk.mappings, "{walk:?}");
 }
 
-/// Calls a function until it returns true, even if the test fails: a scope waits for its threads.
+/// Calls a function until it returns true, even if the test fails, because a scope waits for its
+/// threads.
 struct ServedUntil<F: FnMut() -> bool>(F);
 
 impl<F: FnMut() -> bool> Drop for ServedUntil<F> {
@@ -94,8 +96,8 @@ impl<F: FnMut() -> bool> Drop for ServedUntil<F> {
     }
 }
 
-/// Two VMAs map the folio, so that reclaim takes one entry after the other, with the folio's lock
-/// held. The last one leaves the owner to the holder of the lock, which hands the lock to the
+/// Two VMAs map the folio, so reclaim replaces one entry after the other while it holds the folio's
+/// lock. The last replacement leaves the owner to the lock holder, which passes the lock to the
 /// device.
 #[test]
 fn a_taken_back_folio_belongs_to_its_vma() {
@@ -105,7 +107,7 @@ fn a_taken_back_folio_belongs_to_its_vma() {
         child.madvise(VirtAddr(FROM), PAGES * PAGE, Advice::Cold).unwrap();
         let memory = swapping.memory;
         thread::scope(|scope| {
-            // It waits for the device.
+            // Reclaim waits for the device.
             let reclaim = scope.spawn(|| swapping.machine.on_cpu(Cpu(1), || memory.reclaim(PAGES)));
             let _served = ServedUntil(|| {
                 device.serve_one(memory);
@@ -133,8 +135,8 @@ fn a_taken_back_folio_belongs_to_its_vma() {
     });
 }
 
-/// Some pages of the folio are mapped again while others are mapped in the second VMA, which has
-/// another group.
+/// Some pages of the folio are mapped again while other pages are mapped in the second VMA, which
+/// has a different group.
 #[test]
 fn a_folio_of_two_groups_has_an_ancestor() {
     for old_first in [true, false] {

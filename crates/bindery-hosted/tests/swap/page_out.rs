@@ -38,7 +38,7 @@ fn out_and_in<A: Walk>(order: u8, pages: u64) {
         swapping.assert_filled(AT, pages, AT);
         assert_eq!(swapping.taken(), 0, "exclusive pages that came back keep slots");
         assert_eq!(swapping.space.counts().swap_pages, 0);
-        // Written once more, and swapped out again.
+        // The pages are written once more and swapped out again.
         swapping.fill(AT, pages);
         page_out(swapping, AT, pages);
         assert_eq!(swapping.swapped(AT, pages), pages);
@@ -87,8 +87,8 @@ fn folded<A: Walk>(swapping: &Swapping<'_, '_, A>, pages: u64) -> Vec<bool> {
     (0..pages).map(is_folded).collect()
 }
 
-/// If the architecture folds entries, those of a folio that is swapped in are folded as before: for
-/// private memory and for shared.
+/// If the architecture folds entries, the entries of a swapped-in folio are folded as before, for
+/// private and for shared memory.
 fn a_run_that_comes_back_is_folded<A: Walk>() {
     for sharing in [Sharing::Private, Sharing::Shared] {
         with_swap::<A>(4, 4096, |swapping| {
@@ -184,7 +184,7 @@ fn both_sides_of_a_fork_find_the_content<A: Walk>() {
             assert_eq!(swapping.taken(), 512);
             let theirs = Program::new(swapping.machine, &child);
             audit(swapping.machine, swapping.memory, &[swapping.space, &child]);
-            // The child writes first: the parent must not see it.
+            // The child writes first, and the parent must not see the write.
             theirs.store(VirtAddr(AT), 1).unwrap();
             assert_eq!(swapping.program.load(VirtAddr(AT)), Ok(AT));
             swapping.program.store(VirtAddr(AT + 4096), 2).unwrap();
@@ -225,8 +225,8 @@ fn what_others_map_or_hold_stays<A: Walk>() {
     }
 }
 
-/// After a fork, pages that both map stay, and pages that the child has copied since are swapped
-/// out, wherever they are between the others.
+/// After a fork, pages that both processes map stay, and pages that the child has since copied are
+/// swapped out, wherever they lie among the shared pages.
 fn pages_that_are_mapped_twice_are_passed_over<A: Walk>() {
     with_swap::<A>(0, 4096, |swapping| {
         map(swapping, 1024);
@@ -323,7 +323,7 @@ fn lazily_freed_pages_vanish_unless_they_were_written_again<A: Walk>() {
             }
             let free = swapping.memory.free_frame_count();
             page_out(swapping, AT, 1024);
-            // The written folios stay, and are swapped out the next time.
+            // The written folios stay and are swapped out the next time.
             assert_eq!(swapping.taken(), 0);
             let kept = 2 << order;
             assert!(swapping.memory.free_frame_count() >= free + 1024 - kept);

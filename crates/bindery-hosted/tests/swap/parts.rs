@@ -1,5 +1,5 @@
-//! Advice about a part of a large folio, and about folios with holes: they are split, or kept if
-//! others map or hold them.
+//! Advice about a part of a large folio, and about folios with holes: such folios are split, or
+//! kept if other processes map or hold them.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Absent, Level};
@@ -46,8 +46,8 @@ impl<A: Walk> Swapping<'_, '_, A> {
     }
 }
 
-/// From the middle of one folio to the middle of the third: pages inside are swapped out, and pages
-/// outside stay.
+/// The range extends from the middle of one folio to the middle of the third. Pages inside the
+/// range are swapped out, and pages outside stay.
 fn a_part_of_a_folio_goes_out_alone<A: Walk>() {
     for (order, pages) in [(4, 16), (9, 512)] {
         with_swap::<A>(order, 4096, |swapping| {
@@ -143,7 +143,7 @@ fn a_folio_across_tables_goes_out<A: Walk>() {
     }
 }
 
-/// The pages inside are cold, and those outside stay as they are.
+/// Pages inside the range become cold, and pages outside do not change.
 fn a_part_of_a_folio_is_cold<A: Walk>() {
     with_swap::<A>(4, 4096, |swapping| {
         swapping.map(AT, 32);
@@ -160,7 +160,7 @@ fn a_part_of_a_folio_is_cold<A: Walk>() {
     });
 }
 
-/// Pages in the range may be dropped, the others may not.
+/// Pages in the range may be dropped; all others may not.
 fn a_part_of_a_folio_is_lazy<A: Walk>() {
     with_swap::<A>(4, 4096, |swapping| {
         swapping.map(AT, 32);
@@ -178,12 +178,12 @@ fn a_part_of_a_folio_is_lazy<A: Walk>() {
     });
 }
 
-/// Entries that differ, and holes, do not keep a folio from being lazy.
+/// Differing entries and holes do not prevent a folio from becoming lazy.
 fn a_folio_of_several_runs_is_lazy<A: Walk>() {
     with_swap::<A>(4, 4096, |swapping| {
         swapping.map(AT, 48);
         swapping.fill(AT, 48);
-        // A child has exited: pages written since are exclusive, and writable.
+        // A child has exited. Pages written since then are exclusive and writable.
         drop(swapping.space.fork().unwrap());
         swapping.fill(AT + 3 * PAGE, 2);
         swapping.space.munmap(VirtAddr(AT + 20 * PAGE), 2 * PAGE).unwrap();
@@ -194,7 +194,8 @@ fn a_folio_of_several_runs_is_lazy<A: Walk>() {
     });
 }
 
-/// As on Linux, `MADV_FREE` of what is in swap frees the slots: a new page is less work.
+/// As on Linux, `MADV_FREE` of pages in swap frees their slots, because a new page costs less than
+/// a swap-in.
 fn freeing_what_is_in_swap_frees_the_slots<A: Walk>() {
     for order in [0, 4, 9] {
         with_swap::<A>(order, 4096, |swapping| {

@@ -26,7 +26,7 @@ struct Moved {
     frames: u64,
 }
 
-/// Visits the pages, and counts the moved ones.
+/// Visits the pages and counts the moved pages.
 fn moved(swapping: &Swapping<'_, '_, X86_64<4>>, trace: &[u64]) -> Moved {
     let events = swapping.memory.events();
     let (mut frames, mut samples) = (0, 0);
@@ -106,7 +106,7 @@ fn a_loop_gets_the_frames_of_unused_pages() {
     assert!(ratio < 6.0, "{ratio:.3}");
 }
 
-/// Each page is needed again a hundred pages later.
+/// Each page is needed again after a hundred other pages.
 #[test]
 fn a_page_needed_again_soon_stays() {
     let visits = (0..5 * PAGES).flat_map(|at| [at % PAGES, (at + PAGES - 100) % PAGES]);

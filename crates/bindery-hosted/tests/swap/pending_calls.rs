@@ -20,7 +20,7 @@ const AT: u64 = GIB;
 const PAGES: u64 = 16;
 const LENGTH: u64 = PAGES * 4096;
 
-/// Pages on a device that completes nothing by itself, and an `mlock` of them.
+/// Pages on a device that completes nothing by itself, and an `mlock` of these pages.
 fn with_mlock(scenario: impl FnOnce(&Swapping<'_, '_, A>, &'static SwapFile, Populate)) {
     let device = device(4096, SwapService::InOrder);
     with_device::<A>(64 * MIB, 0, device, |swapping| {
@@ -143,7 +143,7 @@ fn a_range_that_is_unmapped_meanwhile_is_passed() {
     });
 }
 
-/// The call checks the mapping in its state at the end of the wait.
+/// The call rechecks the mapping after the wait.
 #[test]
 fn a_mapping_changed_during_waits_is_reexamined() {
     with_mlock(|swapping, device, mut call| {
@@ -160,8 +160,8 @@ fn a_mapping_changed_during_waits_is_reexamined() {
     });
 }
 
-/// Pages that are on a device, locked while no access was allowed, and an `mprotect` that allows
-/// all, of `pages` pages from theirs on.
+/// Pages on a device, locked while no access was allowed, and an `mprotect` of `pages` pages from
+/// the first of them on that allows all access.
 fn with_mprotect(
     pages: u64,
     scenario: impl FnOnce(&Swapping<'_, '_, A>, &'static SwapFile, PendingProtect),
@@ -223,7 +223,7 @@ fn mprotect_fails_after_its_steps() {
     });
 }
 
-/// A part that another thread unlocks is not read for the call, and neither is one without writes.
+/// The call does not read a part that another thread unlocks, nor a part without write permission.
 #[test]
 fn mprotect_passes_over_unlocked_pages() {
     with_mprotect(PAGES, |swapping, device, mut call| {

@@ -1,4 +1,4 @@
-//! Reads of shared memory that stop where they would wait for a swap device, and go on.
+//! Reads of shared memory that stop where they would wait for a swap device and continue later.
 
 use std::thread;
 
@@ -41,7 +41,7 @@ pub fn with_shared(
     });
 }
 
-/// Waits without a thread, or in another one.
+/// Waits without a thread or, if needed, in another thread.
 pub fn until_ready<'m>(
     swapping: &Swapping<'_, 'm, A>,
     device: &SwapFile,

@@ -1,4 +1,4 @@
-//! Writes of shared memory that stop where they would wait for a swap device, and go on.
+//! Writes to shared memory that stop where they would wait for a swap device and continue later.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,7 +16,7 @@ use crate::support::{MIB, audit};
 
 const PAGE: usize = 4096;
 
-/// Writes in steps. Returns the result, and the number of waits.
+/// Writes in steps. Returns the result and the number of waits.
 fn write<'m>(
     (swapping, device): (&Swapping<'_, 'm, A>, &SwapFile),
     object: &Object<'m, P>,
@@ -71,12 +71,12 @@ fn a_dropped_write_leaves_the_page_in_swap() {
 #[test]
 fn pages_before_lost_content_are_written() {
     for (lost, polls) in [(0, true), (0, false), (5, true), (5, false)] {
-        // As many bytes as a write that blocks.
+        // Writes the same number of bytes as a blocking write.
         let in_way = |steps: bool| {
             let mut result = Ok(0);
             with_shared(|swapping, device, object| {
                 let from = vec![0x22; LENGTH - 50];
-                // The pages before it are read well.
+                // The pages before the lost page are read successfully.
                 swapping.served(device, || object.read(0, &mut vec![0; lost * PAGE])).unwrap();
                 device.fail(|request| request.operation() == SwapOperation::Read);
                 result = if steps {
@@ -144,13 +144,14 @@ fn a_source_that_stops_waits_for_later_pages() {
             let step = write.step_with(ready.take(), |done, to, length| {
                 let count = length.min(room);
                 room -= count;
-                // SAFETY: the bytes are the object's.
+                // SAFETY: the object owns the bytes.
                 unsafe { to.as_ptr().copy_from(from[done..].as_ptr(), count) };
                 count
             });
             match step.unwrap() {
                 Step::Blocked(wait) => ready = Some(until_ready(swapping, device, wait, true)),
-                // All that is left goes out between two steps: they wait for it with no lock.
+                // All remaining pages are swapped out between two steps; the steps wait for them
+                // without holding a lock.
                 Step::Done => {
                     swapping.served(device, || {
                         (0..8).for_each(|_| _ = swapping.memory.reclaim(64));
@@ -179,7 +180,7 @@ fn reclaim_leaves_the_last_page_of_a_write() {
         file.read(FILE as u64 - 1, &mut [0]).unwrap();
         let pieces = Arc::new(AtomicU64::new(0));
         let before = pieces.clone();
-        // Between two pieces no lock keeps reclaim out: the record of the change does.
+        // Between two pieces no lock excludes reclaim; the record of the change does.
         memory.platform().at(Moment::Signal, move || {
             if before.fetch_add(1, Relaxed) > 0 {
                 // A page that was used is spared once.
@@ -197,7 +198,7 @@ fn reclaim_leaves_the_last_page_of_a_write() {
         }
         assert_eq!(pieces.load(Relaxed), 3);
         assert_eq!(pager.log().len(), 1, "the last page is read once");
-        // It is reclaimed afterwards, as any clean page.
+        // The page is reclaimed afterwards, like any clean page.
         file.sync(0, u64::MAX).unwrap();
         assert!(memory.reclaim(64).freed > 0);
     }

@@ -1,4 +1,4 @@
-//! Runs that are not swapped in whole, or are in two clusters or two areas.
+//! Runs that are not swapped in as a whole, or that lie in two clusters or two areas.
 
 use std::thread;
 
@@ -14,7 +14,7 @@ use crate::support::{GIB, MIB, audit, use_order};
 const AT: u64 = GIB;
 const BYTES: u64 = 64 * MIB;
 
-/// Allows faults to use folios of these orders, and no others.
+/// Allows faults to use only folios of these orders.
 fn use_orders<A: Walk>(swapping: &Swapping<'_, '_, A>, orders: &[u8]) {
     for order in 1..=9 {
         swapping.memory.folio_policy().set(Order(order), SizeMode::Never);
@@ -23,8 +23,8 @@ fn use_orders<A: Walk>(swapping: &Swapping<'_, '_, A>, orders: &[u8]) {
 }
 
 /// 1. A folio of 16 pages is swapped out, and a child refers to its slots too.
-/// 2. The parent swaps one page in: that stays in the swap cache, for the child.
-/// 3. The child's faults get the largest folios whose slots are only in swap.
+/// 2. The parent swaps one page in, which stays in the swap cache for the child.
+/// 3. The child's faults use the largest folios whose slots are only in swap.
 fn slots_that_are_partly_cached_come_back_in_pieces<A: Walk>() {
     let device = device(4096, SwapService::AtOnce);
     with_device::<A>(BYTES, 4, device, |swapping| {
@@ -53,8 +53,9 @@ fn slots_that_are_partly_cached_come_back_in_pieces<A: Walk>() {
 }
 
 /// 1. A folio of 16 pages is swapped out. One thread reads only page 5; the device is slow.
-/// 2. Another thread needs the whole run: 5 is busy, so it gets the largest folio next to it.
-/// 3. When 5 is present, the next fault gets the rest around it.
+/// 2. Another thread needs the whole run. Page 5 is busy, so the thread reads the largest folio
+///    next to it.
+/// 3. Once page 5 is present, the next fault reads the remaining pages around it.
 fn slots_that_two_faults_want_come_back_in_pieces<A: Walk>() {
     let device = device(4096, SwapService::InOrder);
     with_device::<A>(BYTES, 4, device, |swapping| {
@@ -85,12 +86,12 @@ fn slots_that_two_faults_want_come_back_in_pieces<A: Walk>() {
         let back: Vec<_> = (0..16).filter(|page| !out(*page)).collect();
         assert_eq!(back, [0, 1, 2, 3, 5], "one page, and the four before it");
         swapping.served(device, || swapping.assert_filled(AT, 16, AT));
-        // 5; 0 to 3; 4, 6 and 7 singly; 8 to 15.
+        // The reads: 5; 0 to 3; 4, 6 and 7 singly; 8 to 15.
         assert_eq!((device.counts().reads, device.counts().pages_read), (6, 16));
     });
 }
 
-/// A page of the run was dropped while it was in swap, and its slot is another page's now.
+/// A page of the run was dropped while it was in swap, and its slot now holds another page.
 fn slots_that_were_freed_come_back_in_pieces<A: Walk>() {
     let device = device(16, SwapService::AtOnce);
     with_device::<A>(BYTES, 4, device, |swapping| {
@@ -118,8 +119,8 @@ fn slots_that_were_freed_come_back_in_pieces<A: Walk>() {
     });
 }
 
-/// Zeroes, one repeated word, and incompressible data next to each other: one fault swaps in all of
-/// it, as one folio.
+/// Zeroes, one repeated word, and incompressible data next to each other: one fault swaps in all
+/// pages as one folio.
 fn raw_pages_beside_zeroes_come_back_as_one_folio<A: Walk>() {
     for order in [4, 9] {
         with_swap::<A>(order, 4096, |swapping| {
@@ -184,7 +185,7 @@ fn runs_that_cross_clusters_are_whole<A: Walk>() {
     });
 }
 
-/// The area with the highest priority is filled first; a stopped or removed one is skipped.
+/// The area with the highest priority is filled first; stopped or removed areas are skipped.
 fn areas_are_used_by_priority<A: Walk>() {
     let device = device(96, SwapService::AtOnce);
     with_device::<A>(BYTES, 0, device, |swapping| {

@@ -20,7 +20,7 @@ const AT: u64 = GIB;
 const PAGE: u64 = 4096;
 const BYTES: u64 = 64 * MIB;
 
-/// Pages in swap from [`AT`] on, and at most eight to a window.
+/// Pages in swap from [`AT`] on, with windows of at most eight pages.
 fn with_pages<A: Walk>(
     pages: u64,
     service: SwapService,
@@ -37,14 +37,14 @@ fn with_pages<A: Walk>(
     });
 }
 
-/// The numbers of pages that were read around others, of those among them that were needed, and of
-/// major faults.
+/// The number of pages that were read around, the number of these that were later needed, and the
+/// number of major faults.
 fn events<A: Walk>(swapping: &Swapping<'_, '_, A>) -> (u64, u64, u64) {
     let events = swapping.memory.events();
     (events.swap_read_around, events.swap_read_around_hits, events.major_faults)
 }
 
-/// Sequentially: windows of 1, 2, 4, 8, 8, ... pages, each started by a fault that reads.
+/// Sequential access uses windows of 1, 2, 4, 8, 8, ... pages, each started by a fault that reads.
 fn pages_in_order_are_read_ahead<A: Walk>() {
     with_pages::<A>(63, SwapService::AtOnce, |swapping, device| {
         swapping.assert_filled(AT, 3, AT);
@@ -70,7 +70,7 @@ fn pages_in_falling_order_are_read_ahead<A: Walk>() {
     });
 }
 
-/// Pages that are far from each other predict nothing about their neighbors.
+/// Accesses to pages that are far apart predict nothing about their neighbors.
 fn pages_far_from_each_other_are_read_alone<A: Walk>() {
     with_pages::<A>(512, SwapService::AtOnce, |swapping, device| {
         for page in [10, 100, 200, 300, 400] {
@@ -83,8 +83,8 @@ fn pages_far_from_each_other_are_read_alone<A: Walk>() {
     });
 }
 
-/// Pages read around another are in the cache, unmapped: they are dropped with their entries, or
-/// when memory is short, without being written again.
+/// Pages read around another page are unmapped in the cache. They are dropped with their entries or
+/// when memory is short, without another write.
 fn pages_that_nobody_wants_are_dropped<A: Walk>() {
     with_pages::<A>(64, SwapService::AtOnce, |swapping, device| {
         swapping.assert_filled(AT, 4, AT);
@@ -102,7 +102,8 @@ fn pages_that_nobody_wants_are_dropped<A: Walk>() {
     });
 }
 
-/// A fault on a page that is being read around another waits for the device, and reads nothing.
+/// A fault on a page that is already being read around another page waits for the device and reads
+/// nothing.
 #[test]
 fn a_fault_waits_for_a_read_around_page() {
     with_pages::<Amd64>(16, SwapService::InOrder, |swapping, device| {
@@ -131,7 +132,7 @@ fn a_fault_waits_for_a_read_around_page() {
     });
 }
 
-/// An unreadable page in a window is not an error: its own fault tries again.
+/// An unreadable page in a window is not an error, because its own fault retries the read.
 fn an_error_around_is_no_error<A: Walk>() {
     with_pages::<A>(16, SwapService::AtOnce, |swapping, device| {
         swapping.assert_filled(AT, 1, AT);
@@ -151,7 +152,7 @@ fn an_error_around_is_no_error<A: Walk>() {
     });
 }
 
-/// Large folios are read around a page as they are, and compressed memory needs no reading ahead.
+/// Large folios are not extended by read-around, and compressed memory needs no readahead.
 #[test]
 fn compressed_memory_and_large_folios_are_read_alone() {
     with_swap::<Amd64>(0, 4096, |swapping| {
@@ -182,7 +183,7 @@ fn compressed_memory_and_large_folios_are_read_alone() {
     });
 }
 
-/// A child and its parent find the pages that either has read.
+/// A child and its parent each find pages that the other has read.
 fn both_sides_of_a_fork_find_pages_that_were_read_around<A: Walk>() {
     with_pages::<A>(64, SwapService::Shuffled(7, Duration::from_micros(20)), |swapping, device| {
         let child = swapping.space.fork().unwrap();
@@ -199,7 +200,7 @@ fn both_sides_of_a_fork_find_pages_that_were_read_around<A: Walk>() {
     });
 }
 
-/// Folios that are read around are the device's when the area is turned off.
+/// Reads of read-around folios are still in flight when the area is turned off.
 fn swapoff_waits_for_pages_that_are_read_around<A: Walk>() {
     with_pages::<A>(64, SwapService::Shuffled(3, Duration::from_micros(50)), |swapping, device| {
         swapping.served(device, || swapping.assert_filled(AT, 4, AT));

@@ -17,12 +17,13 @@ const PAGE: u64 = 4096;
 /// The memory of the machine.
 const BYTES: u64 = 16 * MIB;
 
-/// A program that uses twice the memory of the machine; compressed memory may have half of it.
+/// A program that uses twice the memory of the machine; compressed memory may occupy half of that
+/// memory.
 fn a_working_set_of_twice_the_memory_fits<A: Walk>(order: u8) {
     with_little_memory::<A>(BYTES, order, BYTES / PAGE * 4, |swapping| {
         let pages = 2 * BYTES / PAGE;
         swapping.space.mmap(&fixed(AT, pages * PAGE)).unwrap();
-        // One word in a page: it compresses well.
+        // A page with one word compresses well.
         swapping.fill(AT, pages);
         assert!(swapping.taken() > pages / 2);
         audit(swapping.machine, swapping.memory, &[swapping.space]);
@@ -47,7 +48,8 @@ fn folios<A: Walk>() {
     a_working_set_of_twice_the_memory_fits::<A>(4);
 }
 
-/// Pages that a family shares are swapped out as well, and all of its processes find them again.
+/// Pages that a family shares are swapped out as well, and all of the family's processes find them
+/// again.
 fn shared_pages_go_out_and_come_back<A: Walk>() {
     for order in [0, 4] {
         with_little_memory::<A>(BYTES, order, BYTES / PAGE * 4, |swapping| {
@@ -99,8 +101,8 @@ fn hot_pages_stay() {
     });
 }
 
-/// Folios that are far from each other, of two address spaces alternately: for 32 of them, each
-/// address space has one flush.
+/// Folios that are far apart, alternately of two address spaces. For 32 folios, each address space
+/// is flushed once.
 fn one_flush_for_each_space_and_batch<A: Walk>() {
     with_little_memory::<A>(4 * BYTES, 0, 1 << 14, |swapping| {
         const FOLIOS: u64 = 96;
@@ -172,7 +174,7 @@ fn a_folio_is_examined_once_in_a_turn() {
     });
 }
 
-/// A thread writes continuously, and its pages would suffice, but none is freed for the call.
+/// A thread writes continuously. Its pages would suffice, but none of them is freed for the call.
 #[test]
 fn another_threads_writes_do_not_hold_reclaim() {
     let device = device(4096, SwapService::InOrder);

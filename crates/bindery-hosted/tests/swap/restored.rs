@@ -1,7 +1,8 @@
 //! A thread pins a folio, or takes a reference to it, between the clearing of its entries and the
-//! check of its counts. Then a call maps it again, and reclaim leaves it in the swap cache.
+//! check of its counts. In that case a call maps the folio again, whereas reclaim leaves it in the
+//! swap cache.
 //!
-//! The platform's `invalidate` is in between: there another thread acts.
+//! The platform's `invalidate` runs in between, where another thread acts.
 
 use std::sync::mpsc;
 use std::thread;
@@ -50,7 +51,7 @@ impl Taken {
     }
 }
 
-/// Each call of this holds one of the references.
+/// Each recursive call holds one of the references.
 fn with_all_references<'a>(memory: &Memory<Interposed>, frame: Frame, f: Box<dyn FnOnce() + 'a>) {
     let mut f = Some(f);
     let further = |_, _| f.take().map(|f| with_all_references(memory, frame, f));
@@ -72,7 +73,7 @@ fn with_pages(
     let area = memory.swap_on(512, 0).unwrap();
     {
         let space = AddressSpace::new(&memory, options()).unwrap();
-        // A CPU has it, so its TLB has to be invalidated.
+        // A CPU has loaded the space, so the CPU's TLB has to be invalidated.
         space.enter();
         space.mmap(&fixed(AT, PAGES * 4096)).unwrap();
         (0..PAGES).for_each(|page| write(&space, page, page + 1));
@@ -95,8 +96,8 @@ fn assert_holds(space: &AddressSpace<'_, Interposed>, changed: Option<(u64, u64)
     }
 }
 
-/// Runs `send_out`. In its first flush another thread takes hold of the folio, and runs `look`
-/// before it releases it.
+/// Runs `send_out`. In its first flush another thread takes hold of the folio and runs `look`
+/// before it releases the folio.
 fn while_taken(
     memory: &Memory<Interposed>,
     (taken, frame): (Taken, Frame),
@@ -116,9 +117,9 @@ fn while_taken(
         }
     });
     thread::scope(|scope| {
-        // Dropped even if the test fails: the other thread waits for it.
+        // Dropped even if the test fails, because the other thread waits for this.
         let over = over;
-        // The stack is for `Taken::AllReferences`.
+        // `Taken::AllReferences` needs this large stack.
         let other = thread::Builder::new().stack_size(64 << 20);
         let other = other.spawn_scoped(scope, move || {
             if reaches.recv().is_err() {
@@ -126,7 +127,7 @@ fn while_taken(
             }
             taken.around(memory, frame, || {
                 lets_go_on.send(()).unwrap();
-                // Until the other side is done, or has failed.
+                // Waits until the other side has finished or failed.
                 let _ = is_over.recv();
             });
         });
@@ -149,7 +150,7 @@ fn a_folio_that_somebody_takes_is_mapped_again(order: u8, taken: Taken) {
             assert_eq!(memory.swap_areas().next().unwrap().taken, PAGES - (1 << order));
         });
         audit(machine, memory, space);
-        // It is unchanged: written in place, and swapped out the next time.
+        // The folio is unchanged. It is written in place and swapped out the next time.
         space.fault(VirtAddr(AT + 21 * 4096), Access::Write).unwrap();
         write(space, 21, 7);
         assert_eq!(frame_at(space, 21), before, "an exclusive page was copied");
@@ -159,7 +160,7 @@ fn a_folio_that_somebody_takes_is_mapped_again(order: u8, taken: Taken) {
     });
 }
 
-/// Reclaim has changed entries of several places by then, and flushed them together. The entries
+/// By then, reclaim has changed entries at several places and flushed them together. The entries
 /// lead to the folio in the cache.
 fn a_folio_that_somebody_takes_stays_in_the_cache(order: u8, taken: Taken) {
     with_pages(order, |machine, memory, space| {

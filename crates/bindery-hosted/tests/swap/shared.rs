@@ -1,4 +1,5 @@
-//! Shared memory in swap: swapped out of all mappings, and swapped in on every path to the pages.
+//! Shared memory in swap: pages are swapped out of all mappings and swapped in on every path to
+//! them.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Level, X86_64};
@@ -77,7 +78,7 @@ fn out_and_in<A: Walk>() {
                 // Both huge leaves are in one table.
                 let tables = if order == 9 { 1 } else { pages.div_ceil(512) };
                 assert!(cost.invalidations <= tables, "{cost:?}");
-                // The tables have no entries: the object's index has the state.
+                // The tables have no entries; the object's index holds the state.
                 assert_eq!(swapping.space.inspect(VirtAddr(AT)), Inspection::Empty);
                 assert_eq!(swapping.space.counts().swap_pages, 0);
                 swapping.assert_filled(AT, pages, AT);
@@ -110,7 +111,7 @@ fn calls_find_swapped_pages<A: Walk>() {
             shared.page_out(0, 512);
             assert_eq!(shared.read(17), AT + 17);
             shared.page_out(0, 512);
-            // A part of a page; a whole one; several at once.
+            // Writes a part of a page, a whole page, and several at once.
             shared.object.write(40 * PAGE + 8, &[7; 8]).unwrap();
             shared.object.write(41 * PAGE, &[8; 4096]).unwrap();
             shared.object.write(42 * PAGE + 100, &[9; 3 * 4096]).unwrap();
@@ -195,8 +196,8 @@ fn a_private_mapping_goes_on<A: Walk>() {
     }
 }
 
-/// As on Linux, `MADV_PAGEOUT` leaves pages that others map too, and pages that are not mapped
-/// here.
+/// As on Linux, `MADV_PAGEOUT` leaves pages that other processes map too and pages that are not
+/// mapped here.
 fn what_others_map_stays<A: Walk>() {
     for order in ORDERS {
         with_shared::<A>(order, 512, |shared| {
@@ -209,7 +210,7 @@ fn what_others_map_stays<A: Walk>() {
             assert_eq!(shared.object.swapped_pages(), 0);
             other.munmap(VirtAddr(AT), 512 * PAGE).unwrap();
             map(&other, &shared.object, AT, 512 * PAGE, Sharing::Shared).unwrap();
-            // Mapped only by the first.
+            // Now only the first process maps the pages.
             other.madvise(VirtAddr(AT), 512 * PAGE, Advice::PageOut).unwrap();
             assert_eq!(shared.object.swapped_pages(), 0);
             shared.page_out(0, 512);
@@ -230,7 +231,8 @@ fn truncation_and_holes_free_slots<A: Walk>() {
             shared.object.punch_hole(5 * PAGE, 7 * PAGE).unwrap();
             assert_eq!(shared.swapping.taken(), 1024 - 7);
             shared.audit();
-            // Truncated in the middle of pages, which are swapped in and zeroed partly.
+            // The hole begins and ends in the middle of pages, which are swapped in and partly
+            // zeroed.
             shared.object.punch_hole(100 * PAGE + 16, 2 * PAGE).unwrap();
             assert_eq!(shared.read(100), AT + 100);
             assert_eq!(shared.read(101), 0);
@@ -381,7 +383,7 @@ fn reclaim_takes_shared_memory<A: Walk>() {
             for page in 0..512 {
                 assert_eq!(theirs.load(VirtAddr(AT + page * PAGE)), Ok(AT + page));
             }
-            // Not if one of them has locked it.
+            // The memory stays if one of the processes has locked it.
             other.mlock(VirtAddr(AT), 512 * PAGE, LockPages::Now).unwrap();
             for _ in 0..8 {
                 swapping.memory.reclaim(1 << 20);

@@ -1,4 +1,4 @@
-//! Pages of shared memory that are swapped in with the one that a fault reads.
+//! Pages of shared memory that are swapped in together with the page that a fault reads.
 
 use bindery::addr::VirtAddr;
 use bindery::{Access, Inspection};
@@ -25,7 +25,8 @@ fn is_mapped<A: Walk>(shared: &Shared<'_, '_, A>, page: u64) -> bool {
     matches!(shared.swapping.space.inspect(at), Inspection::Page { .. })
 }
 
-/// Sequentially: 1, 2, 4, 8 pages, the rest of an aligned group of 16, and then whole groups.
+/// Sequential access swaps in 1, 2, 4, 8 pages, the rest of an aligned group of 16, and then whole
+/// groups.
 fn pages_in_order_come_back_and_are_mapped_together<A: Walk>() {
     with_pages_out::<A>(|shared| {
         let before = shared.swapping.space.counts();
@@ -34,7 +35,7 @@ fn pages_in_order_come_back_and_are_mapped_together<A: Walk>() {
         assert_eq!(major_faults(shared), faults, "a fault for each window");
         shared.assert_has(PAGES, 0);
         let cost = shared.swapping.space.counts() - before;
-        // The fault checks each, and maps it with the others around it.
+        // The fault checks each page and maps it together with its neighbors.
         assert!(cost.tables_locked <= 3 * faults, "{cost:?}");
         assert_eq!(cost.entries_written, PAGES);
     });
@@ -49,7 +50,7 @@ fn pages_far_from_each_other_come_back_alone<A: Walk>() {
     });
 }
 
-/// A write fault maps only its page, so no other is swapped in.
+/// A write fault maps only its own page, so no other page is swapped in.
 fn a_write_brings_its_page_alone<A: Walk>() {
     with_pages_out::<A>(|shared| {
         for page in 0..40 {

@@ -58,7 +58,7 @@ fn pages_go_to_a_device_and_come_back<A: Walk>() {
                     assert_eq!(device.counts().pages_read, PAGES);
                     assert!(device.counts().reads <= PAGES >> order, "a folio came in parts");
                     assert_eq!(swapping.taken(), 0);
-                    // While the device still writes: faults, calls, and holes.
+                    // Faults, calls and holes while the device still writes.
                     page_out(swapping);
                     object.punch_hole(3 * PAGE, 5 * PAGE).unwrap();
                     object.write(20 * PAGE + 8, &[1; 8]).unwrap();
@@ -75,8 +75,8 @@ fn pages_go_to_a_device_and_come_back<A: Walk>() {
     }
 }
 
-/// One thread reads only page 5; the device is slow. Another one needs the whole run, and gets the
-/// largest folio next to that page.
+/// One thread reads only page 5; the device is slow. Another thread needs the whole run and reads
+/// the largest folio next to that page.
 fn slots_that_two_faults_want_come_back_in_pieces<A: Walk>() {
     let device = device(SLOTS, SwapService::InOrder);
     with_shared::<A>(4, device, |swapping, object| {
@@ -129,7 +129,7 @@ fn a_failed_write_keeps_the_pages<A: Walk>() {
 }
 
 /// The device cannot read one slot: an access to its page gets SIGBUS, a read an error, and all
-/// others are swapped in. When it can read again, that page is unchanged.
+/// others are swapped in. When the device can read again, that page is unchanged.
 fn a_read_error_loses_nothing_else<A: Walk>() {
     const BAD: u64 = 21;
     for order in [0, 4, 9] {

@@ -1,5 +1,5 @@
-//! Failures while shared memory is swapped out and in: allocations, a full store, a full device.
-//! Nothing is lost, nothing leaks, and a failed call has changed nothing.
+//! Failures while shared memory is swapped out and in: allocations, a full store, a full device. No
+//! data is lost, nothing leaks, and a failed call has changed nothing.
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
@@ -35,7 +35,7 @@ fn assert_holds<A: Walk>(shared: &Shared<'_, '_, A>, contents: &[Vec<u8>]) {
     }
 }
 
-/// Runs the scenario with one more allocation that succeeds, until none fails.
+/// Runs the scenario repeatedly, each time with one more successful allocation, until none fails.
 fn at_each_point(scenario: impl Fn(&Shared<'_, '_, X86>, &dyn Fn(&mut dyn FnMut()))) {
     for order in [0, 4] {
         for all in [false, true] {
@@ -140,7 +140,7 @@ fn allocations_fail_during_swapoff() {
     });
 }
 
-/// The store is full: the folios stay in the swap cache, where all accesses find them.
+/// When the store is full, the folios stay in the swap cache, where all accesses find them.
 fn a_full_store_keeps_the_pages<A: Walk>() {
     for order in ORDERS {
         for limit in [0, 1, 17] {
@@ -152,7 +152,7 @@ fn a_full_store_keeps_the_pages<A: Walk>() {
                 assert_holds(shared, &contents);
                 shared.swapping.assert_filled(AT + PAGES * PAGE, 512 - PAGES, AT + PAGES);
                 shared.page_out(0, 512);
-                // Folios in the cache that are removed in part.
+                // Removes folios in the cache partly.
                 shared.object.punch_hole(5 * PAGE, 9 * PAGE).unwrap();
                 shared.audit();
                 assert_holds(shared, &contents[..5]);
@@ -166,7 +166,7 @@ fn a_full_store_keeps_the_pages<A: Walk>() {
     }
 }
 
-/// There are fewer slots than pages: pages that find none stay.
+/// With fewer slots than pages, pages without a slot stay in memory.
 fn a_full_device_keeps_the_rest<A: Walk>() {
     for order in [0, 4] {
         with_shared::<A>(order, 1024, |shared| {

@@ -1,5 +1,6 @@
-//! The number of TLB flushes while shared memory is swapped out: one for each table of a range, and
-//! one for each address space and batch of 32 folios under pressure, whatever stays in between.
+//! The number of TLB flushes while shared memory is swapped out: one for each table of a range,
+//! and, under memory pressure, one for each address space and batch of 32 folios, whatever pages
+//! stay in between.
 
 use bindery::addr::VirtAddr;
 use bindery::{AddressSpace, Advice, LockPages, Residence, Sharing};
@@ -56,7 +57,7 @@ fn one_for_each_space_and_batch<A: Walk>() {
         assert_eq!(shared.object.swapped_pages(), unused);
         for (space, before) in spaces.into_iter().zip(before) {
             let flushes = space.counts().invalidations - before;
-            // The last batches are smaller: fewer pages are still wanted.
+            // The last batches are smaller because fewer pages are still wanted.
             assert!((1..=PAGES / 32 + 5).contains(&flushes), "{flushes} flushes");
         }
         let mut resident = Vec::new();
@@ -74,7 +75,7 @@ fn one_for_each_space_and_batch<A: Walk>() {
     });
 }
 
-/// A locked VMA keeps its pages, and no others.
+/// Only the pages of a locked VMA stay.
 fn pages_that_one_has_locked_stay<A: Walk>() {
     with_shared::<A>(0, PAGES, |shared| {
         let swapping = shared.swapping;

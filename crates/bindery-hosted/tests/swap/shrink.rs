@@ -17,7 +17,7 @@ const BYTES: u64 = 16 * MIB;
 
 type X = X86_64<4>;
 
-/// Touches pages one by one until there is no memory. Returns their number.
+/// Touches pages one by one until memory runs out. Returns the number of pages.
 fn touch_all(machine: &Machine<X>, memory: &Memory<Machine<X>>) -> u64 {
     let space = AddressSpace::new(memory, options()).unwrap();
     space.mmap(&fixed(AT, 2 * BYTES)).unwrap();
@@ -27,7 +27,7 @@ fn touch_all(machine: &Machine<X>, memory: &Memory<Machine<X>>) -> u64 {
     full.expect("memory is short")
 }
 
-/// Areas of the kernel map that were freed, and wait for a purge, are purged by a fault.
+/// A fault purges areas of the kernel map that were freed and wait for a purge.
 #[test]
 fn a_fault_without_memory_purges_the_kernel_map() {
     let (machine, memory) = strict::<X>(BYTES);
@@ -38,7 +38,7 @@ fn a_fault_without_memory_purges_the_kernel_map() {
     let before = touch_all(&machine, memory);
     map.set_purge_limit(u64::MAX);
     let area = map.vmalloc(8 * MIB, &VmallocOptions::default()).unwrap();
-    // SAFETY: 1. the area was allocated above; 2. and 3. it is not in use.
+    // SAFETY: 1. the area was allocated above; 2. and 3. the area is not in use.
     unsafe { map.vfree(area) }.unwrap();
     assert!(map.freed_pages() >= 8 * MIB / PAGE, "nothing waits");
     let after = touch_all(&machine, memory);

@@ -1,5 +1,5 @@
-//! The size of swapped-in folios: as large as when they were swapped out, and larger only if faults
-//! continue page after page.
+//! The size of swapped-in folios: as large as at the swap-out, and larger only if faults continue
+//! page after page.
 
 use bindery::addr::VirtAddr;
 use bindery_hosted::{SwapService, Walk};
@@ -20,7 +20,7 @@ fn send_out<A: Walk>(swapping: &Swapping<'_, '_, A>, pages: u64, each: u64) {
     assert_eq!(swapping.swapped(AT, pages), pages);
 }
 
-/// The number of pages that an access to one swaps in.
+/// The number of pages that an access to one page swaps in.
 fn brought_by<A: Walk>(swapping: &Swapping<'_, '_, A>, page: u64) -> u64 {
     let before = swapping.swapped(AT, 1024);
     assert_eq!(swapping.program.load(VirtAddr(AT + page * PAGE)), Ok(AT + page));
@@ -36,8 +36,8 @@ fn a_folio_comes_back_as_it_went_out<A: Walk>() {
     }
 }
 
-/// Calls for a part of a folio split it, and its pages are swapped in singly, though their slots
-/// are consecutive.
+/// Calls for a part of a folio split the folio, and its pages are swapped in singly although their
+/// slots are consecutive.
 fn pages_that_went_out_alone_come_back_alone<A: Walk>() {
     for (order, each) in [(4, 1), (9, 1), (9, 16), (4, 2)] {
         with_swap::<A>(order, 4096, |swapping| {
@@ -52,7 +52,8 @@ fn pages_that_went_out_alone_come_back_alone<A: Walk>() {
     }
 }
 
-/// The first 16 pages are swapped in by single faults. Then the program seems to want them all.
+/// The first 16 pages are swapped in by single faults. Then the access pattern predicts the use of
+/// all pages.
 fn faults_page_after_page_read_larger_folios<A: Walk>() {
     with_swap::<A>(4, 4096, |swapping| {
         send_out(swapping, 1024, 1);
@@ -66,7 +67,7 @@ fn faults_page_after_page_read_larger_folios<A: Walk>() {
     });
 }
 
-/// `swapoff` wants all of it.
+/// `swapoff` swaps in everything.
 fn swapoff_brings_back_what_the_policy_allows<A: Walk>() {
     with_swap::<A>(4, 4096, |swapping| {
         send_out(swapping, 64, 1);
@@ -78,7 +79,8 @@ fn swapoff_brings_back_what_the_policy_allows<A: Walk>() {
     });
 }
 
-/// On a device, pages that were swapped out singly are read around others, whatever the policy.
+/// On a device, pages that were swapped out singly are read around other pages, whatever the
+/// policy.
 fn pages_that_went_out_alone_are_read_around<A: Walk>() {
     let device = device(4096, SwapService::AtOnce);
     with_device::<A>(64 * MIB, 4, device, |swapping| {

@@ -1,4 +1,4 @@
-//! Slots: which are found, and whose they are.
+//! Slots: which slots an allocation finds, and which page owns each.
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::arch::Absent;
@@ -20,8 +20,8 @@ fn use_instead<A: Walk>(swapping: &Swapping<'_, '_, A>, order: u8, smaller: u8) 
     use_order(swapping.memory, smaller);
 }
 
-/// The last cluster of a device has fewer slots than a table has entries: each of them is used, by
-/// folios while there are blocks, and then by single pages.
+/// The last cluster of a device has fewer slots than a table has entries: each slot is used, by
+/// folios while blocks are left, then by single pages.
 fn a_short_cluster_serves_what_fits<A: Walk>() {
     for (order, slots) in [(0, 96), (4, 100)] {
         with_swap::<A>(order, slots, |swapping| {
@@ -34,8 +34,8 @@ fn a_short_cluster_serves_what_fits<A: Walk>() {
     }
 }
 
-/// Folios leave holes in their slots, where only single pages fit; a whole block that comes free
-/// serves a folio again, uncut.
+/// Folios leave holes in their slots that fit only single pages; a block that becomes entirely free
+/// serves a whole folio again.
 fn holes_serve_single_pages_and_blocks_folios<A: Walk>() {
     with_swap::<A>(4, 512, |swapping| {
         swapping.space.mmap(&fixed(AT, 1024 * 4096)).unwrap();
@@ -63,10 +63,10 @@ fn holes_serve_single_pages_and_blocks_folios<A: Walk>() {
     });
 }
 
-/// 1. A folio is swapped in for a parent, and stays in the cache for its child.
+/// 1. A folio is swapped in for a parent and stays in the cache for its child.
 /// 2. Both drop one of its pages, and the slot is free.
 /// 3. The child writes to a new page there, which is swapped out to the same slot.
-/// 4. The child's other pages are swapped in: they are the folio's, and the new page is not.
+/// 4. The child's other pages are swapped in. They belong to the folio, but the new page does not.
 fn a_slot_of_a_cached_folio_that_is_used_again_is_another_page<A: Walk>() {
     with_swap::<A>(4, 16, |swapping| {
         swapping.space.mmap(&fixed(AT, 16 * 4096)).unwrap();
@@ -92,8 +92,9 @@ fn a_slot_of_a_cached_folio_that_is_used_again_is_another_page<A: Walk>() {
     });
 }
 
-/// A fork would add references to the slots of a run in two clusters, the last of which is at its
-/// maximum: it fails, and none is added. The auditor compares the counts with the entries.
+/// A fork would add references to the slots of a run in two clusters, but the last slot's count is
+/// at its maximum. The fork fails and adds no reference. The auditor compares the counts with the
+/// entries.
 fn a_run_across_clusters_is_named_in_all_or_in_none<A: Walk>() {
     with_swap::<A>(0, 1536, |swapping| {
         let before = AT + 64 * MIB;

@@ -1,4 +1,4 @@
-//! `swapoff`: what ends it early leaves everything as it can be used.
+//! `swapoff`: an early end leaves the area and all pages usable.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -18,7 +18,7 @@ use crate::support::{GIB, MIB, audit};
 const AT: u64 = GIB;
 const PAGES: u64 = 64;
 
-/// Any signal ends it between two runs, as on Linux, and it can be repeated.
+/// Any signal ends the call between two runs, as on Linux, and the call can be repeated.
 fn a_signal_interrupts_it<A: Walk>() {
     with_swap::<A>(0, 4096, |swapping| {
         let Swapping { machine, memory, space, area, .. } = *swapping;
@@ -41,7 +41,7 @@ fn a_signal_interrupts_it<A: Walk>() {
             assert_eq!(memory.swap_off(&area), Err(SwapError::InUse));
             audit(machine, memory, &[space]);
         }
-        // The call was abandoned: pages are swapped out as before.
+        // The call was abandoned, so pages are swapped out as before.
         memory.resume_swapping_to(&area);
         swapping.assert_filled(AT, PAGES, AT);
         swapping.page_out(AT, PAGES);
@@ -54,7 +54,7 @@ fn a_signal_interrupts_it<A: Walk>() {
     });
 }
 
-/// As above, for what objects have.
+/// As above, for pages of objects.
 fn a_signal_interrupts_it_in_shared_memory<A: Walk>() {
     with_swap::<A>(0, 4096, |swapping| {
         let Swapping { machine, memory, space, area, .. } = *swapping;
@@ -76,8 +76,8 @@ fn a_signal_interrupts_it_in_shared_memory<A: Walk>() {
     });
 }
 
-/// A space that is forked in between has entries that no call has visited: the area stays, and the
-/// next round finds them. One that ends removes its entries.
+/// A space that is forked in between has entries that no call has visited. The area stays, and the
+/// next round finds the entries. A space that ends removes its entries.
 fn forks_and_ends_are_met_again<A: Walk>() {
     for order in [0, 4] {
         with_swap::<A>(order, 4096, |swapping| {
@@ -88,7 +88,8 @@ fn forks_and_ends_are_met_again<A: Walk>() {
             let older = space.fork().unwrap();
             memory.stop_swapping_to(&area);
             space.swap_in_area(&area).unwrap();
-            // The parent's pages are back; what the child has, its own child gets in swap.
+            // The parent's pages are in memory; the child's pages are still in swap, and its own
+            // child inherits them there.
             let younger = older.fork().unwrap();
             older.swap_in_area(&area).unwrap();
             assert_eq!(memory.swap_off(&area), Err(SwapError::InUse), "the youngest is left");
@@ -104,14 +105,14 @@ fn forks_and_ends_are_met_again<A: Walk>() {
                     assert_eq!(program.load(VirtAddr(AT + page * 4096)), Ok(AT + page));
                 }
             }
-            // The fixture wants an area at the end.
+            // The fixture needs an area at the end.
             assert_eq!(memory.swap_on(4096, 0), Ok(area));
         });
     }
 }
 
 /// Pages that were swapped in for a parent keep their slots, to which the child still refers.
-/// Reclaim must not write them there again.
+/// Reclaim must not write the pages to these slots again.
 fn a_stopped_area_gets_no_page_again<A: Walk>() {
     for order in [0, 4] {
         with_swap::<A>(order, 4096, |swapping| {
@@ -130,14 +131,14 @@ fn a_stopped_area_gets_no_page_again<A: Walk>() {
             assert_eq!(memory.swap_off(&area), Ok(()));
             swapping.assert_filled(AT, PAGES, AT);
             drop(child);
-            // The fixture wants an area at the end.
+            // The fixture needs an area at the end.
             assert_eq!(memory.swap_on(4096, 0), Ok(area));
         });
     }
 }
 
-/// Pages that were read around a needed page are in the cache, and in swap unchanged: a stopped
-/// area releases them, and nothing is written.
+/// Pages that were read around a needed page are in the cache and unchanged in swap. A stopped area
+/// releases them without a write.
 #[test]
 fn a_stopped_area_releases_pages_it_has() {
     let device = device(4096, SwapService::AtOnce);
@@ -145,14 +146,14 @@ fn a_stopped_area_releases_pages_it_has() {
         let memory = swapping.memory;
         swapping.map(AT, PAGES);
         swapping.fill(AT, PAGES);
-        // One word fills no page.
+        // A single written word avoids word-filled pages.
         for page in 0..PAGES {
             swapping.program.store(VirtAddr(AT + page * 4096 + 64), page + 1).unwrap();
         }
         swapping.page_out(AT, PAGES);
         memory.wait_for_swap_writes().unwrap();
         memory.set_page_cluster(3);
-        // In order, so that more are read than are needed.
+        // Reads in order, so that more pages are read than needed.
         swapping.assert_filled(AT, 4, AT);
         memory.set_page_cluster(0);
         let (written, free) = (device.counts().pages_written, memory.free_frame_count());
@@ -167,8 +168,8 @@ fn a_stopped_area_releases_pages_it_has() {
     });
 }
 
-/// Reclaimers on other CPUs want the area all the time. Those that began before it was stopped end,
-/// and then one round is the last.
+/// Reclaimers on other CPUs use the area all the time. Once the reclaimers that began before the
+/// stop have ended, one round completes the call.
 fn it_ends_while_others_reclaim<A: Walk>() {
     for order in [0, 4] {
         with_swap::<A>(order, 4096, |swapping| {
@@ -200,8 +201,8 @@ fn it_ends_while_others_reclaim<A: Walk>() {
                         memory.swap_areas().all(|area| area.taken == 0)
                     };
                     let ended = (0..5_000).any(|_| {
-                        // A reclaimer that had slots before the stop may not have a CPU of the
-                        // host.
+                        // A reclaimer that allocated slots before the stop may be waiting for a CPU
+                        // of the host.
                         round() || {
                             thread::sleep(Duration::from_millis(1));
                             false

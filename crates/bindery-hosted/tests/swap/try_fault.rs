@@ -1,4 +1,4 @@
-//! Faults that do not wait: a device reads on another thread, or the wait is given up.
+//! Faults that do not wait: another thread waits for the device, or the wait is abandoned.
 
 use std::thread;
 
@@ -44,7 +44,7 @@ fn resolved(space: &Space<'_>, access: Access) -> Resolved {
     }
 }
 
-/// Pages that are on a device, which serves nothing by itself.
+/// Pages on a device that serves nothing by itself.
 fn with_pages(sharing: Sharing, scenario: impl FnOnce(&Swapping<'_, '_, A>, &'static SwapFile)) {
     let device = device(4096, SwapService::InOrder);
     with_device::<A>(64 * MIB, 4, device, |swapping| {
@@ -57,7 +57,7 @@ fn with_pages(sharing: Sharing, scenario: impl FnOnce(&Swapping<'_, '_, A>, &'st
     });
 }
 
-/// Waits on another thread, and serves the device.
+/// Waits on another thread and serves the device.
 fn wait_elsewhere<'m>(
     swapping: &Swapping<'_, 'm, A>,
     device: &SwapFile,
@@ -122,14 +122,14 @@ fn a_polled_wait_needs_no_thread() {
                 let Ok(FaultPoll::Pending(parked)) = wait.poll() else { panic!("it is read") };
                 assert!(!parked.has_changed());
                 assert_eq!(device.waiting(), 1);
-                // No request is complete yet.
+                // No request has completed yet.
                 assert!(matches!(wait.poll(), Ok(FaultPoll::Pending(_))));
                 assert_eq!(device.waiting(), 1);
                 let Ok(FaultPoll::Pending(parked)) = wait.poll() else { panic!("it is read") };
                 device.serve_one(memory);
                 assert!(parked.has_changed());
                 let Ok(FaultPoll::Ready(ready)) = wait.poll() else { panic!("it was read") };
-                // Reclaim leaves the page that was waited for.
+                // Reclaim does not evict the awaited page.
                 memory.reclaim(1000);
                 let _ = resolved(space, access);
                 drop((ready, wait));
@@ -148,7 +148,7 @@ fn a_dropped_poll_leaves_its_read_to_others() {
         let (space, memory) = (swapping.space, swapping.memory);
         let (mut first, mut second) = (blocked(space, Access::Read), blocked(space, Access::Read));
         assert!(matches!(first.poll(), Ok(FaultPoll::Pending(_))));
-        // The second finds the folio under way.
+        // The second wait finds the read in flight.
         assert!(matches!(second.poll(), Ok(FaultPoll::Pending(_))));
         drop(first);
         assert_eq!(device.waiting(), 1);
@@ -156,7 +156,7 @@ fn a_dropped_poll_leaves_its_read_to_others() {
         assert!(matches!(second.poll(), Ok(FaultPoll::Ready(_))));
         drop(second);
         let _ = resolved(space, Access::Read);
-        // A begun read may be given to a thread.
+        // A wait for a read in flight may be passed to a thread.
         let mut third = space.try_fault(VirtAddr(AT + 32 * 4096), Access::Read, KeyRights::ALL);
         let Ok(TriedFault::Blocked(wait)) = &mut third else { panic!("it is in swap") };
         assert!(matches!(wait.poll(), Ok(FaultPoll::Pending(_))));
@@ -184,7 +184,8 @@ fn a_failed_poll_is_for_a_thread() {
     });
 }
 
-/// More polls than the device has requests: the others wait for one, or leave it to a thread.
+/// More polls than the device's request limit: the excess polls wait for a free request or defer to
+/// a thread.
 #[test]
 fn polls_share_the_requests_of_a_device() {
     let device = device(4096, SwapService::InOrder);
@@ -209,7 +210,7 @@ fn polls_share_the_requests_of_a_device() {
                     false
                 }
                 FaultPoll::Pending(_) => true,
-                // Without a free request. A task would ask a thread; here it tries again.
+                // No request is free. A task would ask a thread; this test polls again.
                 FaultPoll::NeedsThread => true,
             });
             device.serve_one(memory);
@@ -221,7 +222,8 @@ fn polls_share_the_requests_of_a_device() {
     });
 }
 
-/// More waits than the device has requests are queued. They hold no requests, so others continue.
+/// Waits beyond the device's request limit are queued. Queued waits hold no requests, so other
+/// calls continue.
 #[test]
 fn waits_in_a_queue_hold_nothing() {
     let device = device(4096, SwapService::InOrder);
@@ -234,7 +236,7 @@ fn waits_in_a_queue_hold_nothing() {
             swapping.space.try_fault(at, Access::Read, KeyRights::ALL).unwrap()
         });
         let waits: Vec<_> = tried.collect();
-        // Others find requests and locks free.
+        // Other calls find requests and locks free.
         swapping.map(AT + MIB, PAGES);
         swapping.fill(AT + MIB, PAGES);
         swapping.served(device, || {
@@ -253,7 +255,7 @@ fn waits_in_a_queue_hold_nothing() {
     });
 }
 
-/// The mapping goes while another thread waits.
+/// The mapping is removed while another thread waits.
 #[test]
 fn the_next_attempt_maps_no_unmapped_page() {
     with_pages(Sharing::Private, |swapping, device| {
@@ -261,7 +263,7 @@ fn the_next_attempt_maps_no_unmapped_page() {
         swapping.space.munmap(VirtAddr(AT), PAGES * 4096).unwrap();
         let ready = wait_elsewhere(swapping, device, wait);
         audit(swapping.machine, swapping.memory, &[swapping.space]);
-        // The mutex shows that no mapping grows there.
+        // The mutex is needed to verify that no mapping grows down to the address.
         let wait = blocked(swapping.space, Access::Read);
         assert!(!wait.is_for_storage());
         assert_eq!(wait.wait().err(), Some(FaultError::NotMapped));

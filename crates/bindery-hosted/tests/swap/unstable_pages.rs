@@ -20,7 +20,7 @@ const AT: u64 = GIB;
 const PAGE: u64 = 4096;
 const BYTES: u64 = 64 * MIB;
 const SLOTS: u64 = 4096;
-/// As many folios as the device may have at once, if they are small.
+/// The maximum number of small folios in flight on the device.
 const PAGES: u64 = 32;
 
 fn device(slots: u64, service: SwapService) -> &'static SwapFile {
@@ -28,7 +28,7 @@ fn device(slots: u64, service: SwapService) -> &'static SwapFile {
     Box::leak(Box::new(device))
 }
 
-/// The device has [`PAGES`] pages from [`AT`] on, and is done with none of them.
+/// Runs `scenario` with [`PAGES`] pages from [`AT`] on under writeback, none of them completed.
 fn with_writes<A: Walk>(
     order: u8,
     slots: u64,
@@ -44,14 +44,14 @@ fn with_writes<A: Walk>(
     });
 }
 
-/// Completes all pending requests, and makes the core finish them.
+/// Completes all pending requests and makes the core process the completions.
 fn serve_all<A: Walk>(swapping: &Swapping<'_, '_, A>, device: &SwapFile) {
     while device.serve_one(swapping.memory) {}
     swapping.memory.wait_for_swap_writes().unwrap();
 }
 
-/// Loads and stores while the device is idle. The slots are taken until it is done; then the pages
-/// are swapped out as any others, with their present content.
+/// Loads and stores while the requests are pending. The slots stay allocated until the device
+/// completes; then the pages are swapped out like all others, with their current content.
 fn an_access_does_not_wait<A: Walk>() {
     for order in [0, 4, 9] {
         with_writes::<A>(order, SLOTS, |swapping, device| {
@@ -75,7 +75,7 @@ fn an_access_does_not_wait<A: Walk>() {
     }
 }
 
-/// The old write and a new one never have the same slot at once.
+/// The old write and a new write never use the same slot at the same time.
 fn a_slot_is_reused_when_the_old_write_is_done<A: Walk>() {
     with_writes::<A>(4, 32, |swapping, device| {
         swapping.fill(AT, PAGES);
@@ -92,7 +92,7 @@ fn a_slot_is_reused_when_the_old_write_is_done<A: Walk>() {
     });
 }
 
-/// Pages that were swapped in, and pages that were not, are unmapped before the device is done.
+/// Pages that were swapped in and pages that were not are unmapped before the device completes.
 fn what_is_unmapped_meanwhile_is_free_afterwards<A: Walk>() {
     for order in [0, 4] {
         with_writes::<A>(order, SLOTS, |swapping, device| {
@@ -112,7 +112,7 @@ fn what_is_unmapped_meanwhile_is_free_afterwards<A: Walk>() {
     }
 }
 
-/// The cache has the pages for the child, which releases its slots before the device is done.
+/// The cache holds the pages for the child, which releases its slots before the device completes.
 fn what_a_child_unmaps_meanwhile_is_free_afterwards<A: Walk>() {
     for order in [0, 4] {
         with_writes::<A>(order, SLOTS, |swapping, device| {
@@ -130,8 +130,8 @@ fn what_a_child_unmaps_meanwhile_is_free_afterwards<A: Walk>() {
     }
 }
 
-/// Parent and child share the slots: the first of them takes the folio back, and the other finds
-/// it in the cache, before the device is done or afterwards.
+/// Parent and child share the slots. The first of them to fault reuses the folio, and the other
+/// finds it in the cache, before or after the device completes.
 fn both_sides_of_a_fork_find_the_folio<A: Walk>() {
     for order in [0, 4, 9] {
         for parent_first in [false, true] {
@@ -167,8 +167,8 @@ fn both_sides_of_a_fork_find_the_folio<A: Walk>() {
     }
 }
 
-/// The folio is swapped in for one side of a fork when the device is done: the cache keeps it for
-/// the other, and it is swapped out again to the same slots.
+/// When the device completes, the folio has been swapped in for one side of a fork. The cache keeps
+/// the folio for the other side, and it is swapped out again to the same slots.
 #[test]
 fn a_folio_kept_by_the_cache_is_rewritten() {
     for order in [4, 0] {
@@ -204,7 +204,7 @@ fn a_folio_kept_by_the_cache_is_rewritten() {
     }
 }
 
-/// The content that the device could not write is not needed any more.
+/// The content that the device could not write is no longer needed.
 fn an_error_of_a_write_that_is_not_wanted_is_none<A: Walk>() {
     for order in [0, 4, 9] {
         with_writes::<A>(order, SLOTS, |swapping, device| {
@@ -219,8 +219,8 @@ fn an_error_of_a_write_that_is_not_wanted_is_none<A: Walk>() {
     }
 }
 
-/// Words that fill pages are kept in the slots, and not written: these pages are swapped in with
-/// the others.
+/// Word-filled pages are recorded in their slots instead of being written; they are swapped in with
+/// the other pages.
 #[test]
 fn word_filled_pages_come_back_with_others() {
     let device = device(SLOTS, SwapService::InOrder);
@@ -251,7 +251,7 @@ fn a_pin_does_not_wait() {
     });
 }
 
-/// The area is removed when the device has released the taken-back folios.
+/// The area is removed once the device has released the reused folios.
 #[test]
 fn swapoff_waits_for_the_device() {
     with_writes::<Amd64>(4, SLOTS, |swapping, device| {
@@ -273,7 +273,7 @@ fn swapoff_waits_for_the_device() {
     });
 }
 
-/// By an address and by a call.
+/// Accesses shared memory by an address and by a call.
 fn shared_memory_does_not_wait<A: Walk>() {
     for order in [0, 4, 9] {
         let device = device(SLOTS, SwapService::InOrder);
@@ -304,7 +304,7 @@ fn shared_memory_does_not_wait<A: Walk>() {
     }
 }
 
-/// A page being read has no owner before it is present.
+/// A page under read has no owner until it is present.
 #[test]
 fn an_access_waits_for_a_read_around_page() {
     with_writes::<Amd64>(0, SLOTS, |swapping, device| {

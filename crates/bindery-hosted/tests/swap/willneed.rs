@@ -25,12 +25,13 @@ fn will_need<A: Walk>(swapping: &Swapping<'_, '_, A>, at: u64, pages: u64) -> Re
     result
 }
 
-/// As [`will_need`], where a device may have something to do, and nothing can be audited.
+/// As [`will_need`], for states in which a device may have pending requests, so no audit is
+/// possible.
 fn begin<A: Walk>(swapping: &Swapping<'_, '_, A>, at: u64, pages: u64) -> Result<(), Error> {
     swapping.space.madvise(VirtAddr(at), pages * PAGE, Advice::WillNeed)
 }
 
-/// The device does what it has to.
+/// The device completes all requests.
 fn end<A: Walk>(swapping: &Swapping<'_, '_, A>, device: &SwapFile) {
     swapping.served(device, || swapping.memory.wait_for_swap_writes().unwrap());
     audit(swapping.machine, swapping.memory, &[swapping.space]);
@@ -78,7 +79,7 @@ fn the_range_alone_comes_in<A: Walk>() {
         will_need(swapping, AT + 3 * PAGE, 600).unwrap();
         assert_eq!(swapping.swapped(AT, PAGES), PAGES - 600);
         assert_eq!(swapping.swapped(AT + 3 * PAGE, 600), 0);
-        // Pages in memory, and absent ones, do not change.
+        // Pages in memory and absent pages do not change.
         let before = swapping.space.counts();
         will_need(swapping, AT + 3 * PAGE, 600).unwrap();
         assert_eq!((swapping.space.counts() - before).entries_written, 0);
@@ -100,7 +101,7 @@ fn shared_memory_comes_into_its_index<A: Walk>() {
     }
 }
 
-/// A private mapping of shared memory has both: copies of its own, and what it shows.
+/// A private mapping of shared memory has both its own copies and the object's pages.
 fn a_private_mapping_of_shared_memory_has_both<A: Walk>() {
     with_shared::<A>(0, 32, |shared| {
         let (swapping, own) = (shared.swapping, AT + 64 * PAGE);
@@ -144,7 +145,8 @@ fn a_fatal_signal_ends_it<A: Walk>() {
     });
 }
 
-/// Maps memory at `at`, and writes to pages of it until memory is short. Says how many those are.
+/// Maps memory at `at` and writes to its pages until memory is short. Returns the number of written
+/// pages.
 fn fill_until_short<A: Walk>(swapping: &Swapping<'_, '_, A>, at: u64) -> u64 {
     let mut pages = 0;
     swapping.map(at, 8192);
@@ -155,7 +157,7 @@ fn fill_until_short<A: Walk>(swapping: &Swapping<'_, '_, A>, at: u64) -> u64 {
     pages
 }
 
-/// If memory is short, no page is swapped in, and none is evicted for it.
+/// If memory is short, no page is swapped in and none is evicted to make room.
 fn nothing_comes_in_where_memory_is_short<A: Walk>() {
     for order in [0, 4] {
         with_little_memory::<A>(16 * MIB, order, 8192, |swapping| {
@@ -170,7 +172,7 @@ fn nothing_comes_in_where_memory_is_short<A: Walk>() {
             let after = memory.events();
             assert_eq!(after.pages_swapped_out, before.pages_swapped_out, "hot pages went out");
             assert_eq!((swapping.swapped(AT, PAGES), swapping.swapped(hot, pages)), (PAGES, 0));
-            // With memory for some, some are swapped in, and there is no shortage afterwards.
+            // With memory for some pages, those are swapped in, and memory is not short afterwards.
             swapping.space.munmap(VirtAddr(hot), 512 * PAGE).unwrap();
             will_need(swapping, AT, PAGES).unwrap();
             let came = PAGES - swapping.swapped(AT, PAGES);
@@ -198,7 +200,8 @@ fn shared_memory_stays_out_where_memory_is_short<A: Walk>() {
     });
 }
 
-/// A child and its parent name the same slots: each has the content, and its own after a write.
+/// A child and its parent refer to the same slots. Both see the content, and each has its own copy
+/// after a write.
 fn entries_of_a_child_come_in<A: Walk>() {
     for order in [0, 4] {
         with_pages_out::<A>(order, |swapping| {
@@ -253,7 +256,7 @@ fn protections_stay<A: Walk>() {
     });
 }
 
-/// Reads are begun, as many as the table of requests has room for, and the call waits for none.
+/// The call submits reads until the request table is full and waits for none of them.
 #[test]
 fn a_device_is_not_waited_for() {
     for order in [0, 4] {
@@ -264,7 +267,7 @@ fn a_device_is_not_waited_for() {
             swapping.served(device, || swapping.page_out(AT, PAGES));
             begin(swapping, AT, PAGES).unwrap();
             assert_eq!(device.waiting(), 32);
-            // A read in flight is neither begun again nor waited for.
+            // A read in flight is neither repeated nor awaited.
             begin(swapping, AT, PAGES).unwrap();
             assert_eq!((device.waiting(), swapping.swapped(AT, PAGES)), (32, PAGES));
             end(swapping, device);
@@ -299,7 +302,7 @@ fn shared_memory_on_a_device_is_not_awaited() {
     });
 }
 
-/// Two mappings show pages that an early read has loaded: none of them is private to one process.
+/// Two mappings show pages that an early read has loaded, so no page is private to one process.
 #[test]
 fn early_read_shared_memory_is_mapped_twice() {
     let device = device(4096, SwapService::InOrder);
@@ -324,7 +327,7 @@ fn early_read_shared_memory_is_mapped_twice() {
     });
 }
 
-/// Word-filled pages are on no device: with their neighbors, and singly, they are swapped in.
+/// Word-filled pages are not on the device. They are swapped in with their neighbors and singly.
 #[test]
 fn filled_pages_beside_others_use_a_device() {
     let device = device(4096, SwapService::InOrder);
@@ -345,7 +348,7 @@ fn filled_pages_beside_others_use_a_device() {
     });
 }
 
-/// A page that a device writes is on its way out, and locked: the call passes over it.
+/// A page under writeback is locked and about to leave memory, so the call skips it.
 #[test]
 fn pages_on_their_way_out_are_passed_over() {
     let device = device(4096, SwapService::InOrder);
@@ -360,7 +363,7 @@ fn pages_on_their_way_out_are_passed_over() {
     });
 }
 
-/// A page that the device cannot read is an error only for its access.
+/// A page that the device cannot read causes an error only when it is accessed.
 #[test]
 fn a_failed_read_is_no_error_of_advice() {
     let device = device(4096, SwapService::AtOnce);

@@ -1,5 +1,5 @@
-//! Each field of each request of a userfaultfd at its edges: the errno of Linux, and what is
-//! refused changes nothing.
+//! Each field of each request of a userfaultfd at its edges: the errno is that of Linux, and a
+//! refused request changes nothing.
 
 use bindery::addr::VirtAddr;
 use bindery::{
@@ -16,7 +16,7 @@ use crate::support::fixed;
 
 /// The number of registered pages that are present.
 const FILLED: u64 = 8;
-/// The number of pages after the registered ones that are mapped but not registered.
+/// The number of mapped, unregistered pages after the registered ones.
 const OTHERS: u64 = 8;
 /// As on Linux, the last page of the half cannot be mapped.
 const END: u64 = (1 << 47) - PAGE;
@@ -41,7 +41,7 @@ fn with_scene(scenario: impl FnOnce(&Fixture<'_, '_>)) {
     });
 }
 
-/// All that a refused request could have changed.
+/// All state that a refused request could have changed.
 fn state<P: Platform>(
     space: &AddressSpace<'_, P>,
 ) -> (Vec<bindery::Mapping>, Vec<Inspection<P::Arch>>) {
@@ -172,7 +172,7 @@ fn ranges_across_mappings_are_refused() {
         assert_eq!(space.handler(fd).fill_zeroes(last, 2 * PAGE, none), absent);
         assert_eq!(space.handler(fd).fill_poison(last, 2 * PAGE, none), absent);
         assert_eq!(space.handler(fd).fill_present(last, 2 * PAGE, none), absent);
-        // Two registered mappings still count as two.
+        // Splits a registered mapping; the two parts still count as registered.
         space.mprotect(at(100), PAGE, bindery::Protection::READ).unwrap();
         let absent = Err(PartialFill { done: 0, error: Error::NotMapped(at(99)) });
         assert_eq!(fixture.copy(99, 2 * PAGE, 1), absent);

@@ -1,5 +1,5 @@
-//! Each field of the structures of `UFFDIO_MOVE` and `PAGEMAP_SCAN` at its edges: the errno of
-//! Linux, and what is refused changes nothing.
+//! Each field of the structures of `UFFDIO_MOVE` and `PAGEMAP_SCAN` at its edges: the errno is that
+//! of Linux, and a refused request changes nothing.
 
 use bindery::addr::VirtAddr;
 use bindery::{
@@ -15,12 +15,12 @@ use proptest::test_runner::TestRunner;
 use super::fixture::{A, AT, Fixture, PAGE, PAGES, Space, Wish, at, with_wish};
 use crate::support::{GIB, fixed, options};
 
-/// Mapped, written, and not registered; nothing is mapped behind it.
+/// The source of moves: mapped, written and not registered. Nothing is mapped behind it.
 const FROM: u64 = 4 * GIB;
 const SOURCES: u64 = 256;
-/// The number of present pages among the registered ones, and among the sources.
+/// The number of present pages, both at the start of the registered memory and of the source.
 const FILLED: u64 = 8;
-/// The number of pages after the registered ones that are mapped but not registered.
+/// The number of mapped, unregistered pages after the registered ones.
 const OTHERS: u64 = 8;
 /// The span of one table.
 const TABLE: u64 = 512 * PAGE;
@@ -41,7 +41,7 @@ fn with_scene(wish: Wish, scenario: impl FnOnce(&Fixture<'_, '_>)) {
     });
 }
 
-/// All that a refused request could have changed.
+/// All state that a refused request could have changed.
 fn state(space: &Space<'_>) -> (Vec<Mapping>, Vec<Inspection<A>>) {
     let mut mappings = Vec::new();
     space.for_each_mapping(|mapping| mappings.push(mapping));
@@ -103,14 +103,14 @@ fn lengths() -> impl Strategy<Value = u64> {
     prop_oneof![select(edges), (1..2 * SOURCES).prop_map(|pages| pages * PAGE)]
 }
 
-/// The end of the mapping that an address is in.
+/// The end of the mapping that contains an address.
 fn end_of_mapping(start: u64) -> Option<u64> {
     let mappings = [(AT, PAGES * PAGE), (AT + PAGES * PAGE, OTHERS * PAGE), (FROM, SOURCES * PAGE)];
     let inside = |(first, length): &&(u64, u64)| (*first..first + length).contains(&start);
     mappings.iter().find(inside).map(|(first, length)| first + length)
 }
 
-/// Linux's answer for the first page of a move; `None` if that moves, or is skipped.
+/// Linux's answer for the first page of a move; `None` if the page moves or is skipped.
 fn refused_move([to, from, length, mode]: [u64; 4], filled: bool) -> Option<Errno> {
     let fits = |start: u64| {
         let end = start.checked_add(length).filter(|end| *end <= END);
@@ -168,14 +168,14 @@ fn each_field_of_a_move_at_its_edges() {
     }
 }
 
-/// A handle of another address space, pages of another one, and a range across VMAs.
+/// A handle of another address space, pages of another address space, and a range across VMAs.
 #[test]
 fn strangers_and_ranges_across_mappings_do_not_move() {
     with_scene(Wish::default(), |fixture| {
         let (space, fd) = (fixture.space, fixture.fd);
         let other = AddressSpace::new(fixture.memory, options()).unwrap();
         let theirs = other.userfault(UserfaultFeatures::empty(), Default::default()).unwrap();
-        // Parts of both places are mappings of their own.
+        // Parts of both places are separate mappings.
         space.mprotect(at(100), PAGE, Protection::READ).unwrap();
         space.mprotect(VirtAddr(FROM + 100 * PAGE), PAGE, Protection::READ).unwrap();
         let before = state(space);

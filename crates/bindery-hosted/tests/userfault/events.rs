@@ -1,5 +1,5 @@
-//! Messages about changes: a change waits until its message is read, and handlers get "try again"
-//! until then.
+//! Messages about changes: a change waits until its message is read, and until then requests of
+//! handlers fail with "try again".
 
 use std::thread;
 
@@ -21,7 +21,7 @@ fn pages(first: u64, count: u64) -> VirtRange {
     VirtRange::from_len(at(first), count * PAGE).unwrap()
 }
 
-/// Does `change` on another CPU; it waits until its messages are read, and `read` reads them.
+/// Runs `change` on another CPU. It waits until `read` has read its messages.
 fn changed<'m, T: Send>(
     fixture: &Fixture<'_, 'm>,
     change: impl FnOnce(&Space<'m>) -> T + Send,
@@ -138,7 +138,8 @@ fn dropped_contents_are_told() {
     });
 }
 
-/// Calls `madvise` on another CPU, and returns the messages that it sends before it returns.
+/// Calls `madvise` on another CPU. Returns its result and the messages that the call sends before
+/// it returns.
 fn told(fixture: &Fixture<'_, '_>, advice: Advice) -> (Result<(), Error>, Vec<VirtRange>) {
     let mut ranges = Vec::new();
     let result = thread::scope(|scope| {
@@ -161,7 +162,7 @@ fn contents_that_stay_are_not_told() {
     with_features(MONITOR, |fixture| {
         fixture.copy(4, 6 * PAGE, 4).unwrap();
         fixture.space.mlock(at(6), 2 * PAGE, LockPages::OnFault).unwrap();
-        // The locked mapping is refused, and with it the one behind.
+        // The locked mapping is refused, and the mapping behind it is not reached.
         assert_eq!(told(fixture, Advice::DontNeed), (Err(Error::Invalid), vec![pages(4, 2)]));
         assert_eq!(fixture.space.resident().anonymous, 4);
         assert_eq!(told(fixture, Advice::Free), (Err(Error::Invalid), vec![pages(4, 2)]));
@@ -207,7 +208,8 @@ fn each_of_two_userfaultfds_hears_once() {
     with_features(MONITOR, |fixture| {
         let space = fixture.space;
         let second = space.userfault(MONITOR, UserfaultScope::All).unwrap();
-        // By address: the first, the second, the first, the second, the first.
+        // In ascending order, the parts belong to the first, second, first, second and first
+        // userfaultfd.
         for page in [4, 8] {
             space.unregister_userfault(fixture.fd, at(page), 2 * PAGE).unwrap();
             space.register_userfault(&second, at(page), 2 * PAGE, UserfaultModes::MISSING).unwrap();
@@ -290,7 +292,7 @@ fn a_fault_comes_before_events_that_are_older() {
             }
             let fault = fixture.spawn(scope, 2, |program| program.load(at(5)));
             let mut fault_read = false;
-            // The fault may not be queued yet: then the event is first, and the fault second.
+            // The fault may not be queued yet; in that case the event precedes the fault.
             for _ in 0..2 {
                 match fixture.fd.read().unwrap() {
                     UserfaultMessage::Fault(_) => fault_read = true,

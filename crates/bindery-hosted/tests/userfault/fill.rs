@@ -1,4 +1,4 @@
-//! Pages that a handler supplies, and what it is refused.
+//! Pages that a handler supplies, and requests that are refused.
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::{Error, FaultError, FillMode, Inspection, PartialFill, SizeMode};
@@ -22,7 +22,7 @@ fn copies_fill_large_folios_where_the_range_allows() {
             fixture.space.counts().folios_touched - before
         };
         assert_eq!(folios(0, 16, 1), 1);
-        // One page, one of 16, one page.
+        // One page, one folio of 16 pages, one page.
         assert_eq!(folios(31, 18, 2), 3);
         assert_eq!(folios(512, 512, 3), 1);
         for (page, byte) in [(0, 1), (15, 1), (31, 2), (48, 2), (512, 3), (1023, 3)] {
@@ -38,13 +38,13 @@ fn base_pages_are_copied_singly_mapped_together() {
         let before = fixture.space.counts();
         fixture.copy(1, 600 * PAGE, 1).unwrap();
         let cost = fixture.space.counts() - before;
-        // And the entry of the second table.
+        // One more entry is that of the second table.
         assert_eq!((cost.folios_touched, cost.entries_written), (600, 601), "{cost:?}");
         assert_eq!(cost.bytes_copied, 600 * PAGE);
-        // 32 under one lock, and the rest of each table.
+        // 32 pages under one lock acquisition, and the rest of each table.
         assert!(cost.tables_locked <= 600 / 32 + 4, "{cost:?}");
         assert_eq!((fixture.byte(0), fixture.byte(1), fixture.byte(600)), (9, 1, 1));
-        // A present page ends the call before it.
+        // The call ends before a present page.
         let over = fixture.copy(590, 40 * PAGE, 2);
         assert_eq!(over, refused(0, Error::Exists(at(590))));
         fixture.copy(620, PAGE, 3).unwrap();
@@ -59,7 +59,7 @@ fn a_copied_page_may_be_the_next_source() {
         let space = fixture.space;
         fixture.copy(15, PAGE, 7).unwrap();
         let mut words = [at(16).0, at(15).0, 64 * PAGE, 0, 0];
-        // No thread waits here: a source that is missing is an error.
+        // No thread waits here, so a missing source page is an error.
         let mut source = |from: VirtAddr, piece: &mut [u8]| match space.inspect(from) {
             Inspection::Page { .. } => space.read_foreign(from, piece),
             _ => Err(FaultError::NotMapped),

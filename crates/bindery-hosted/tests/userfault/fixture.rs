@@ -63,7 +63,7 @@ pub fn with_features(features: UserfaultFeatures, scenario: impl FnOnce(&Fixture
     with_wish(Wish { features, ..Wish::default() }, scenario);
 }
 
-/// Runs `scenario` with a fixture. Nothing may be left afterwards.
+/// Runs `scenario` with a fixture. No memory may be left in use afterwards.
 pub fn with_wish(wish: Wish, scenario: impl FnOnce(&Fixture<'_, '_>)) {
     let (machine, memory) =
         memory_with::<A>(Config { memory: 64 * MIB, cpus: 4, ..Config::default() });

@@ -1,4 +1,5 @@
-//! Userfaults: faults that wait for their handler, the pages that it supplies, and its messages.
+//! Userfaults: faults that wait for their handler, the pages that the handler supplies, and its
+//! messages.
 
 #[macro_use]
 extern crate bindery_scenarios as support;

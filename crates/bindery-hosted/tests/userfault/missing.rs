@@ -64,7 +64,7 @@ fn no_lock_is_held_while_a_fault_waits() {
             space.mmap(&fixed(4 * AT, MIB)).unwrap();
             space.mremap(VirtAddr(4 * AT), MIB, 2 * MIB, Remap::MayMove).unwrap();
             space.munmap(VirtAddr(4 * AT), 2 * MIB).unwrap();
-            // The very mapping, and then the page itself.
+            // The mapping itself, then the page itself.
             space.munmap(at(4), PAGE).unwrap();
             space.mremap(at(16), 16 * PAGE, 16 * PAGE, Remap::To(VirtAddr(4 * AT))).unwrap();
             space.munmap(at(3), PAGE).unwrap();
@@ -227,7 +227,7 @@ fn closing_wakes_all_who_wait() {
             drop(fd);
             assert_eq!((read.join().unwrap(), unread.join().unwrap()), (Ok(0), Ok(0)));
         });
-        // It counts as not registered: another one may have it.
+        // The memory counts as unregistered, so another userfaultfd may register it.
         register(fixture.fd).unwrap();
         fixture.space.unregister_userfault(fixture.fd, VirtAddr(4 * AT), length).unwrap();
         fixture.space.fault(VirtAddr(4 * AT + 2 * PAGE), Access::Write).unwrap();
@@ -266,7 +266,7 @@ fn failing_or_distant_unregistering_wakes_none() {
             let refused = space.unregister_userfault(fixture.fd, at(0), (PAGES + 1) * PAGE);
             assert_eq!(refused, Err(Error::Invalid), "a part is the other's");
             space.unregister_userfault(fixture.fd, at(4), PAGE).unwrap();
-            // A fault that was woken would queue its message again.
+            // A woken fault would queue its message again.
             assert!(!reader.is_finished() && !fixture.fd.is_readable());
             space.close_userfault(other);
             space.unregister_userfault(fixture.fd, at(0), 4 * PAGE).unwrap();
@@ -300,7 +300,7 @@ fn registration_refuses_what_linux_refuses() {
         let elsewhere = foreign.userfault(Default::default(), Default::default()).unwrap();
         let refused = space.register_userfault(&elsewhere, at(1), PAGE, missing);
         assert_eq!(refused, Err(Error::Invalid));
-        // Gaps are passed over.
+        // Gaps are skipped.
         space.munmap(at(8), 8 * PAGE).unwrap();
         register(AT, PAGES * PAGE, missing).unwrap();
         assert_eq!(space.mapping_count(), 2);
@@ -313,7 +313,7 @@ fn an_unserved_mapping_costs_no_message() {
         fixture.space.mmap(&fixed(4 * AT, PAGE)).unwrap();
         fixture.space.fault(VirtAddr(4 * AT), Access::Write).unwrap();
         assert!(!fixture.fd.is_readable());
-        // Beside what is registered, nothing is joined with it.
+        // A new mapping next to registered memory does not merge with it.
         fixture.space.mmap(&fixed(AT + PAGES * PAGE, PAGE)).unwrap();
         assert_eq!(fixture.space.mapping_count(), 3);
     });

@@ -21,7 +21,7 @@ fn source(page: u64) -> VirtAddr {
     VirtAddr(FROM + page * PAGE)
 }
 
-/// Maps the source, and writes to every page of it.
+/// Maps the source and writes to every page of it.
 fn prepare(fixture: &Fixture<'_, '_>, pages: u64) {
     fixture.space.mmap(&fixed(FROM, PAGES * PAGE)).unwrap();
     let program = Program::new(fixture.machine, fixture.space);
@@ -82,7 +82,7 @@ fn the_destination_is_one_of_the_same_userfaultfd() {
         prepare(fixture, 2);
         let space = fixture.space;
         let invalid = Err(PartialFill { done: 0, error: Error::Invalid });
-        // Back, where nothing is registered.
+        // Moves the page to the source, where nothing is registered.
         moves(fixture, 0, 1, MoveMode::empty()).unwrap();
         let mode = MoveMode::empty();
         assert_eq!(space.handler(fixture.fd).move_pages(source(0), at(0), PAGE, mode), invalid);
@@ -126,7 +126,7 @@ fn protected_pages_stay_so_where_writes_are_watched() {
     }
 }
 
-/// A handler moves all pages to and fro, in pieces, while programs read and write them.
+/// A handler moves all pages back and forth, in pieces, while programs read and write them.
 #[test]
 fn programs_use_their_pages_while_these_move() {
     const MOVED: u64 = 700;
@@ -138,7 +138,7 @@ fn programs_use_their_pages_while_these_move() {
         space.register_userfault(fixture.fd, VirtAddr(FROM), PAGES * PAGE, modes).unwrap();
         let over = std::sync::atomic::AtomicBool::new(false);
         let is_over = || over.load(std::sync::atomic::Ordering::Relaxed);
-        // A wanted page is present, or on its way: the handler wakes its waiters again.
+        // A needed page is present or being moved, so the handler wakes its waiters again.
         thread::scope(|scope| {
             let finished = Finished(&over);
             for cpu in [1, 2] {
@@ -147,7 +147,7 @@ fn programs_use_their_pages_while_these_move() {
                     while !is_over() {
                         number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                         let page = (number >> 33) % MOVED;
-                        // Its own half of the page: no other thread writes there.
+                        // Writes to its own half of the page, to which no other thread writes.
                         let half = u64::from(cpu) * 1024;
                         let base = if number >> 60 & 1 == 0 { AT } else { FROM };
                         let to = VirtAddr(base + page * PAGE + half);

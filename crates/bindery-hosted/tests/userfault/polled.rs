@@ -1,4 +1,4 @@
-//! Waits for a handler that are polled: no thread sleeps for the fault.
+//! Polled waits for a handler, in which no thread sleeps for the fault.
 
 use std::thread;
 
@@ -36,7 +36,7 @@ fn blocked<'s, 'm>(space: &'s Space<'m>, page: u64, access: Access) -> Wait<'s, 
     }
 }
 
-/// The end of the wait, if it has come.
+/// The result of the wait, if it has ended.
 #[track_caller]
 fn poll<'m>(wait: &mut Wait<'_, 'm>) -> Option<FaultReady<'m, Machine<A>>> {
     match wait.poll().unwrap() {
@@ -100,7 +100,7 @@ fn an_early_answer_makes_the_message_needless() {
         drop(wait);
         assert_no_message(fixture);
         assert_resolved(fixture, 3, Access::Write);
-        // Pages that are present wait for no handler.
+        // Faults on present pages wait for no handler.
         assert_resolved(fixture, 3, Access::Read);
     });
 }
@@ -115,7 +115,7 @@ fn a_dropped_wait_withdraws_its_message() {
         assert_eq!(fixture.fd.waiting().unread, 2);
         assert_eq!((fixture.fault(), fixture.fault()), (missing(3, false), missing(5, false)));
         assert!(!fixture.fd.is_readable());
-        // The handler has read this one, and answers: nothing waits for it.
+        // The handler has read this fault's message and answers although no wait is left.
         drop(one);
         assert_eq!(fixture.fd.waiting().all, 1);
         fixture.copy(3, 3 * PAGE, 7).unwrap();
@@ -161,7 +161,7 @@ fn a_userfaultfd_that_is_closed_ends_the_waits() {
         audit(fixture.machine, fixture.memory, &[space]);
         drop(fd);
         assert!([unread, read, unsent].map(poll).iter().all(Option::is_some));
-        // The waits still have what they hold.
+        // The waits retain the resources that they hold.
         for number in 0..3 {
             let tried = attempt(space, page(number), Access::Read);
             assert!(matches!(tried, Ok(TriedFault::Resolved(Resolved::ZeroPage))), "{tried:?}");
@@ -254,7 +254,7 @@ fn the_word_of_the_wait_is_unparked() {
                     match wait.poll().unwrap() {
                         FaultPoll::Ready(_) => break,
                         FaultPoll::Pending(on) => fixture.machine.park(on.word(), on.expected()),
-                        // The handler is just reading or answering.
+                        // The handler is currently reading or answering.
                         FaultPoll::NeedsThread => {}
                     }
                 }

@@ -1,5 +1,5 @@
-//! A handler fills memory that allows no access: the pages are present, no CPU sees them, and
-//! `mprotect` shows them.
+//! A handler fills memory that allows no access: the pages are present but invisible to all CPUs
+//! until `mprotect` grants access.
 
 use bindery::addr::{Order, VirtAddr};
 use bindery::arch::{Absent, Attributes, Level, Permissions};
@@ -24,7 +24,7 @@ on_every_architecture! {
 
 const PAGE: u64 = 4096;
 const HUGE: u64 = 2 * MIB;
-/// A slot that huge leaves fit in.
+/// An address at which huge leaves fit.
 const AT: VirtAddr = VirtAddr(GIB);
 const NONE: Protection = Protection::empty();
 
@@ -37,7 +37,7 @@ enum Kind {
     Private,
 }
 
-/// The way in which it is filled.
+/// The request that fills the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum By {
     Copy,
@@ -46,7 +46,7 @@ enum By {
     Present,
 }
 
-/// The memory, and how it is filled.
+/// The memory and the request that fills it.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     kind: Kind,
@@ -70,7 +70,7 @@ struct Filled<'f, 'm, A: Walk> {
     fd: &'f Userfault<'m, Machine<A>>,
 }
 
-/// Runs `scenario` with registered memory without access. Nothing may be left afterwards.
+/// Runs `scenario` with registered memory without access. No memory may be left in use afterwards.
 #[track_caller]
 fn with_case<A: Walk>(case: Case, scenario: impl FnOnce(&Filled<'_, '_, A>)) {
     let (machine, memory) = strict::<A>(64 * MIB);
@@ -141,7 +141,7 @@ impl<'f, 'm, A: Walk> Filled<'f, 'm, A> {
         Program::new(self.machine, self.space)
     }
 
-    /// Each page is present, no CPU sees it, and the kernel refuses it too.
+    /// Asserts that each page is present, invisible to all CPUs, and refused to the kernel too.
     #[track_caller]
     fn is_hidden(&self, case: Case) {
         for offset in (0..case.length).step_by(PAGE as usize) {
@@ -160,7 +160,7 @@ impl<'f, 'm, A: Walk> Filled<'f, 'm, A> {
         }
     }
 
-    /// Whether each page reads as `byte` returns.
+    /// Asserts that each page reads as `byte` specifies.
     #[track_caller]
     fn reads(&self, case: Case, byte: impl Fn(u64) -> u8) {
         for offset in (0..case.length).step_by(PAGE as usize) {
@@ -175,7 +175,7 @@ impl<'f, 'm, A: Walk> Filled<'f, 'm, A> {
     }
 }
 
-/// Fills, looks, and shows the pages by `mprotect`.
+/// Fills the pages, checks that they are hidden, and grants access by `mprotect`.
 #[track_caller]
 fn hidden_until_shown<A: Walk>(case: Case) {
     with_case::<A>(case, |filled| {
@@ -190,7 +190,7 @@ fn hidden_until_shown<A: Walk>(case: Case) {
         filled.program().store(AT, 0x77).unwrap();
         filled.reads(case, |offset| if offset == 0 { 0x77 } else { says(offset) });
     });
-    // And as it is, hidden to the end.
+    // The same without `mprotect`: the pages stay hidden to the end.
     with_case::<A>(case, |filled| filled.is_hidden(case));
 }
 
@@ -199,7 +199,7 @@ const PLAIN: Case =
 
 fn copies_of_pages<A: Walk>() {
     for kind in [Kind::Anonymous, Kind::Shared, Kind::Private] {
-        // More than are copied together, and of two tables.
+        // More pages than one batch of the copy, and pages in two tables.
         for length in [PAGE, 40 * PAGE, HUGE + 3 * PAGE] {
             hidden_until_shown::<A>(Case { kind, length, ..PLAIN });
         }
@@ -208,7 +208,7 @@ fn copies_of_pages<A: Walk>() {
 
 fn copies_of_folios<A: Walk>() {
     for kind in [Kind::Anonymous, Kind::Shared] {
-        // Contiguous runs, and huge leaves.
+        // Contiguous runs and huge leaves.
         for (order, length) in [(4, 64 * PAGE), (9, HUGE), (9, 2 * HUGE)] {
             hidden_until_shown::<A>(Case { kind, length, order, ..PLAIN });
         }
@@ -262,7 +262,7 @@ fn protected<A: Walk>() {
                 };
                 let writable = attributes.permissions.contains(Permissions::WRITE);
                 assert!(attributes.userfault && !writable, "{case:?}: {attributes:?}");
-                // The write is the handler's, which asked for signals.
+                // The write fault belongs to the handler, which requested signals.
                 assert_eq!(filled.program().store(AT, 1), Err(FaultError::Bus), "{case:?}");
                 audit(filled.machine, filled.memory, &[filled.space]);
             });
@@ -270,7 +270,8 @@ fn protected<A: Walk>() {
     }
 }
 
-/// On RISC-V, a leaf without permissions is a table: the bytes of the page would be its entries.
+/// On RISC-V, a valid entry without permissions refers to a table, so the bytes of the page would
+/// be interpreted as entries.
 fn bytes_like_entries<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
     let victim = AddressSpace::new(&memory, options()).unwrap();

@@ -1,4 +1,4 @@
-//! Write-protection, and what becomes of it: faults, forks, moves, swaps, `mprotect`.
+//! Write-protection across faults, forks, moves, swaps and `mprotect`.
 
 use std::thread;
 
@@ -29,7 +29,7 @@ impl Fixture<'_, '_> {
         self.space.handler(self.fd).write_protect(at(page), pages * PAGE, mode)
     }
 
-    /// Whether a page is present, and protected.
+    /// Whether a page is present and protected.
     fn is_protected(&self, at: VirtAddr) -> bool {
         match self.space.inspect(at) {
             Inspection::Page { attributes, .. } => attributes.userfault,
@@ -43,7 +43,7 @@ impl Fixture<'_, '_> {
         }
     }
 
-    /// Writes to a page on another CPU. The write waits, and continues after `serve`.
+    /// Writes to a page on another CPU. The write waits and continues after `serve`.
     #[track_caller]
     fn blocked(&self, page: u64, serve: impl FnOnce(UserfaultFault)) {
         thread::scope(|scope| {
@@ -163,7 +163,7 @@ fn protection_is_lost_in_unserved_memory() {
         assert!(!fixture.is_protected(to) && !fixture.is_protected(VirtAddr(to.0 + 511 * PAGE)));
         fixture.space.write_user(VirtAddr(to.0 + 5 * PAGE), &[1]).unwrap();
         assert!(!fixture.fd.is_readable());
-        // The fixture registers no more than is left: nothing.
+        // Restores the fixture's mapping, without a registration.
         fixture.space.mmap(&crate::support::fixed(AT, PAGES * PAGE)).unwrap();
     });
 }
@@ -185,7 +185,7 @@ fn unregistering_and_closing_lift_it() {
     space.register_userfault(&fd, at(0), 8 * PAGE, modes).unwrap();
     space.write_user(at(0), &[1]).unwrap();
     space.handler(&fd).write_protect(at(0), 8 * PAGE, PROTECT).unwrap();
-    // The VMA still refers to it.
+    // The VMA still refers to the userfaultfd.
     drop(fd);
     space.write_user(at(0), &[2]).unwrap();
     space.write_user(at(4), &[2]).unwrap();

@@ -1,4 +1,4 @@
-//! Scans of pages by category, and protection of what matches.
+//! Scans of pages by category, and protection of matching pages.
 
 use bindery::addr::{Order, VirtAddr, VirtRange};
 use bindery::{
@@ -36,7 +36,7 @@ fn region(first: u64, count: u64, categories: PageCategories) -> PageRegion {
     PageRegion { range: range(first, count), categories }
 }
 
-/// The pages that were written; `protects` says whether they are protected again.
+/// A scan for written pages; `protects` is whether the scan protects them again.
 fn written(protects: bool) -> PageScan {
     PageScan { required: WRITTEN, protects, ..PageScan::of(range(0, PAGES)) }
 }
@@ -98,7 +98,7 @@ fn categories_are_asked_for_in_three_ways() {
             ..written(false)
         };
         let huge = PageScan { required: PageCategories::HUGE, ..all };
-        // Only the marker of one page was removed: the folio is a small one.
+        // Only the marker of one page was removed, so the fault mapped a small folio.
         assert_found(fixture, &huge, &[]);
         let zero = PageScan { required: PageCategories::ZERO, ..all };
         let categories = PageCategories::PROTECTABLE | PageCategories::PRESENT;
@@ -161,7 +161,7 @@ fn a_huge_leaf_region_is_protected_partly() {
 #[test]
 fn a_scan_stops_at_a_page_without_room() {
     with_protected(|fixture| {
-        // More stretches than a scan remembers at once.
+        // More stretches than a scan buffers at a time.
         for page in (0..PAGES).step_by(2) {
             fixture.space.write_user(at(page), &[1]).unwrap();
         }
@@ -175,7 +175,7 @@ fn a_scan_stops_at_a_page_without_room() {
         let mut regions = PageRegions::new(&mut room);
         let scanned = fixture.space.scan_pages(&scan, Some(&mut regions)).unwrap();
         assert_eq!(scanned, Scanned { end: at(10), pages: 2 });
-        // The rest at once, without a report.
+        // Protects the rest at once, without a report.
         let scanned = fixture.space.scan_pages(&written(true), None).unwrap();
         assert_eq!(scanned, Scanned { end: at(PAGES), pages: 0 });
         assert_found(fixture, &written(true), &[]);
@@ -197,7 +197,7 @@ fn unprotectable_mappings_are_skipped_or_refused() {
     });
 }
 
-/// Calls as a program does; what is written into its memory.
+/// Performs the call like a program. Returns the data written to the program's memory.
 fn scan_as_linux(
     fixture: &Fixture<'_, '_>,
     words: &mut [u64; SCAN_WORDS],

@@ -56,7 +56,8 @@ fn copy(fixture: &Fixture<'_, '_>, page: u64, byte: u8) -> Result<(), PartialFil
     fixture.space.handler(fixture.fd).fill_copy(here(page), PAGE, FillMode::empty(), &mut source)
 }
 
-/// A zero page in a private mapping of shared memory: a device gets a page that stays.
+/// Pinning a zero page in a private mapping of shared memory gives the device a permanent private
+/// page.
 #[test]
 fn a_pinned_zero_page_becomes_private() {
     with_wish(Wish::default(), |fixture| {
@@ -148,18 +149,19 @@ fn an_objects_page_is_mapped_on_request() {
                 fixture.space.handler(fixture.fd).fill_present(at(0), PAGE, FillMode::empty());
             assert_eq!(anonymous, partial(0, Error::Invalid));
         });
-        // Pages that it lacks do not concern the handler.
+        // Faults on pages that the object lacks do not involve the handler.
         fixture.space.fault(here(20), Access::Write).unwrap();
         assert!(!fixture.fd.is_readable());
     });
 }
 
-/// Protects pages, or lifts that.
+/// Protects pages or lifts the protection.
 fn protect(fixture: &Fixture<'_, '_>, page: u64, pages: u64, mode: WriteProtectMode) {
     fixture.space.handler(fixture.fd).write_protect(here(page), pages * PAGE, mode).unwrap();
 }
 
-/// Reads the page, which has `byte`; then a write to it waits until the protection is lifted.
+/// Reads the page, which holds `byte`, then checks that a write to it waits until the protection is
+/// lifted.
 #[track_caller]
 fn assert_protected(fixture: &Fixture<'_, '_>, page: u64, byte: u8) {
     let mut found = [0];
@@ -173,7 +175,7 @@ fn assert_protected(fixture: &Fixture<'_, '_>, page: u64, byte: u8) {
     });
 }
 
-/// Calls `drop` to remove the mappings of eight protected pages, four of which have `8`.
+/// Calls `drop` to remove the mappings of eight protected pages, four of which hold `8`.
 fn protected_pages_survive(drop: impl FnOnce(&Fixture<'_, '_>, &Object<'_, Machine<A>>), byte: u8) {
     with_shared(UserfaultFeatures::empty(), UserfaultModes::WRITE_PROTECT, |fixture, object| {
         object.write(0, &[8; 4 * 4096]).unwrap();
@@ -311,7 +313,7 @@ fn shared_memory_is_mapped_by_whole_folios() {
         space.write_user(at, &[1]).unwrap();
         let last = VirtAddr(at.0 + 15 * PAGE);
         assert!(matches!(space.inspect(last), Inspection::Page { .. }));
-        // A part that begins inside a folio cannot be mapped so.
+        // A part that begins inside a folio cannot be mapped by huge leaves.
         let mapped = MapObject { offset: PAGE, ..mapped };
         let request = MapRequest { length: LENGTH - PAGE, ..request };
         let next = space.mmap_object(&request, &mapped).unwrap();

@@ -3,9 +3,9 @@
 //! A program tracks its writes with two files:
 //!
 //! ```text
-//! clear_refs <- 4     clears the soft-dirty bit of every page and mapping, and write-protects pages
-//! (the program runs)  the first store to each page faults; the fault records it and allows writes
-//! pagemap             bit 55: written since
+//! clear_refs <- 4    clears the soft-dirty bit of every page and mapping, and write-protects pages
+//! (the program runs) the first store to each page faults; the fault records it and allows writes
+//! pagemap            bit 55: written since
 //! ```
 //!
 //! A write to a huge leaf marks the whole leaf; a write to a contiguous run marks one page. New
@@ -37,12 +37,13 @@ pub enum ClearRefs {
 }
 
 impl ClearRefs {
-    /// Reads what a program wrote into the file: a number, with or without white space around it.
+    /// Parses the text that a program wrote to the file: a number, optionally surrounded by white
+    /// space.
     ///
     /// Context: any.
     ///
     /// # Errors
-    /// [`Errno::EINVAL`] for text that is not a number, or not one of the five.
+    /// [`Errno::EINVAL`] for text that is not a number from 1 to 5.
     pub fn parse(text: &str) -> Result<Self, Errno> {
         match text.trim().parse() {
             Ok(number) => Self::from_number(number),
@@ -68,15 +69,15 @@ impl ClearRefs {
     }
 }
 
-/// Performs a write to `/proc/self/clear_refs`. A store of another thread during the call may count
-/// as one before the call.
+/// Performs a write to `/proc/self/clear_refs`. A concurrent store of another thread may count as a
+/// store before the call.
 ///
-/// Context: may sleep. Complexity: linear in the entries of all mappings concerned, with the
-/// address space's mutex held, as on Linux; one invalidation.
+/// Context: may sleep. Complexity: linear in the entries of all affected mappings, with the address
+/// space's mutex held, as on Linux; one invalidation.
 ///
 /// # Errors
-/// [`Errno::ENOMEM`] if a huge leaf that two mappings share cannot be split. The mappings before it
-/// are cleared.
+/// [`Errno::ENOMEM`] if a huge leaf that two mappings share cannot be split. The mappings before
+/// the leaf are cleared.
 pub fn clear_refs<P: Platform>(space: &AddressSpace<'_, P>, what: ClearRefs) -> Result<(), Errno> {
     let done = match what {
         ClearRefs::All => space.clear_accessed(|_| true),

@@ -64,7 +64,7 @@ fn fill<P: Platform>(
     let left = end.saturating_sub(first);
     let count = usize::try_from(left).map_or(into.len(), |left| left.min(into.len()));
     for (slot, number) in into[..count].iter_mut().zip(first..) {
-        // The number is below the end, and numbers of frames have 32 bits.
+        // The number is below the end, and frame numbers have 32 bits.
         let frame = Frame(number as u32);
         *slot = word(frame, &memory.frame_view(frame));
     }

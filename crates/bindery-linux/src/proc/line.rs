@@ -16,12 +16,13 @@ const NAME_WIDTH: usize = 16;
 const NUMBER_WIDTH: usize = 8;
 
 /// Room for all columns of a line: two addresses and an offset of 16 digits, 4 letters, two numbers
-/// of 8 digits, one of 20, and 9 characters between them.
+/// of 8 digits, one number of 20 digits, and 9 separators.
 const ROOM: usize = 128;
 
 /// The columns of a line before its path. Text beyond [`ROOM`] is dropped; callers stay below it.
 pub(super) struct Columns {
-    // Not zeroed: that would cost more than most lines. The first `length` bytes are written.
+    // Not zeroed, since zeroing would cost more than writing most lines. The first `length` bytes
+    // are initialized.
     bytes: [MaybeUninit<u8>; ROOM],
     length: usize,
 }
@@ -48,7 +49,7 @@ impl Columns {
 
     #[inline]
     pub(super) fn push(&mut self, text: &str) {
-        // The texts are short: a call of `memcpy` would cost more than this loop.
+        // The texts are short, so a call of `memcpy` would cost more than this loop.
         for (into, byte) in self.extend(text.len()).iter_mut().zip(text.bytes()) {
             into.write(byte);
         }
@@ -92,9 +93,9 @@ impl Columns {
 
     fn as_str(&self) -> &str {
         let written = &self.bytes[..self.length];
-        // SAFETY: 1. The bytes up to `length` are written: the callers of `extend` do so.
-        // 2. They are whole texts, spaces and digits in a row, so they are UTF-8. A check would
-        //    take a tenth of a listing's time.
+        // SAFETY: 1. The bytes up to `length` are initialized by the callers of `extend`.
+        // 2. The bytes are a sequence of whole texts, spaces and digits, so they are valid UTF-8. A
+        //    check would take a tenth of a listing's time.
         unsafe {
             let bytes = core::slice::from_raw_parts(written.as_ptr().cast::<u8>(), written.len());
             core::str::from_utf8_unchecked(bytes)

@@ -32,10 +32,10 @@ pub fn maps<P: Platform>(
 }
 
 /// Writes the line of the first mapping that ends after `at`. Returns the end of that mapping, from
-/// which the next call continues. Returns `None`, and writes nothing, if no mapping follows.
+/// which the next call continues. Returns `None` and writes nothing if no mapping follows.
 ///
-/// An embedder that keeps this address with the open file, and buffers the part of a line that did
-/// not fit into a read, never shows a torn line. Changes to mappings below the address do not shift
+/// An embedder that stores this address with the open file and buffers the part of a line that did
+/// not fit into a read never shows a torn line. Changes to mappings below the address do not shift
 /// the reader's position.
 ///
 /// Context: may sleep. Complexity: logarithmic in the mappings.
@@ -55,8 +55,8 @@ pub fn maps_entry<P: Platform>(
     Ok(Some(shown.mapping.range.end()))
 }
 
-/// The properties of a mapping that its line shows. A copy, since the mapping may be removed before
-/// the line is written.
+/// The properties of a mapping that its line shows. They are copied because the mapping may be
+/// removed before the line is written.
 #[derive(Clone, Copy)]
 pub(super) struct Shown {
     pub(super) mapping: Mapping,

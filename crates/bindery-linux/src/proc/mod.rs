@@ -19,19 +19,19 @@
 //! | `/proc/kpageflags`, `/proc/kpagecount` | [`kpageflags`], [`kpagecount`] | `frames` |
 //!
 //! # A reader blocks no other thread
-//! A listing examines one mapping at a time with the address space's mutex held, and writes its
-//! text without locks. So a slow reader blocks no other thread, even if its buffer faults in the
-//! same address space. The next mapping is the first that ends after the previous one, as in
-//! Linux's listings. A concurrent change shows either its old or its new state. A mapping that has
-//! grown over its neighbor may be shown twice.
+//! A listing examines one mapping at a time with the address space's mutex held and writes its text
+//! without locks. So a slow reader blocks no other thread, even if its buffer faults in the same
+//! address space. The next mapping is the first that ends after the previous one, as in Linux's
+//! listings. A concurrent change shows either its old or its new state. A mapping that has grown
+//! over its neighbor may be shown twice.
 //!
-//! Page tables are locked for at most 1,024 entries at a time, and their entries are read in runs:
-//! the metadata of a folio is read once for each run, not for each page.
+//! Page tables are locked for at most 1,024 entries at a time, and their entries are read in runs,
+//! so the metadata of a folio is read once per run instead of once per page.
 //!
 //! # Estimates
-//! The core counts the mappings of a folio, not of each page; `sharing` derives the other figures.
-//! They are exact for folios of one page, for anon-exclusive pages, and for folios that each
-//! process maps whole.
+//! The core counts the mappings of a folio, not of each page; `sharing` derives per-page figures.
+//! These figures are exact for folios of one page, for anon-exclusive pages, and for folios that
+//! each process maps whole.
 //!
 //! # Always zero
 //! KSM and pools of huge pages do not exist here.

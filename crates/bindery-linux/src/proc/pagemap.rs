@@ -1,8 +1,8 @@
 //! `/proc/self/pagemap`: a word for each page of the address space.
 //!
 //! ```text
-//! 63       62       61    60..59  58     57             56         55          54 ............ 0
-//! present  swapped  file  -       guard  write-protect  exclusive  soft-dirty  frame, or device and slot
+//! 63      62      61   60..59 58    57            56        55         54 ............ 0
+//! present swapped file -      guard write-protect exclusive soft-dirty frame, or device and slot
 //! ```
 
 use bindery::addr::{Frame, PAGE_SHIFT, VirtAddr, VirtRange};
@@ -27,7 +27,7 @@ const DEVICE_BITS: u32 = 5;
 /// The device number of markers, which programs see as swapped pages.
 const MARKERS: u64 = 31;
 
-/// Whether programs see the physical addresses of their pages. (Linux: only those with
+/// Whether programs see the physical addresses of their pages. (Linux: only programs with
 /// `CAP_SYS_ADMIN`.)
 ///
 /// ```
@@ -95,7 +95,7 @@ fn common_of(attributes: Attributes) -> u64 {
     PRESENT | flag(attributes.soft_dirty, SOFT_DIRTY) | flag(attributes.userfault, WRITE_PROTECTED)
 }
 
-/// The end of the level-1 table that covers `at`. The mutex is held for one such table at most.
+/// The end of the level-1 table that covers `at`. The mutex is held for one such table at a time.
 fn next_table<A: Arch>(at: VirtAddr) -> VirtAddr {
     VirtAddr((at.0 | (A::PMD.span() - 1)).saturating_add(1))
 }
@@ -115,7 +115,7 @@ struct Told<'a, 'm, P: Platform> {
 }
 
 impl<P: Platform> Told<'_, '_, P> {
-    /// Fills the words of the part, and returns their number.
+    /// Fills the words of the part and returns their number.
     fn fill(&self, words: &mut [u64]) -> usize {
         // A soft-dirty mapping makes all its pages soft-dirty, even those with empty entries.
         let soft_dirty = self.view.flags().contains(MappingFlags::SOFT_DIRTY);

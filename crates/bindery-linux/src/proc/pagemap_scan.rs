@@ -9,9 +9,9 @@ use bindery::{
 
 /// The number of the request.
 pub const PAGEMAP_SCAN: u32 = 3 << 30 | (8 * SCAN_WORDS as u32) << 16 | (b'f' as u32) << 8 | 16;
-/// The 64-bit words of its structure (`struct pm_scan_arg`).
+/// The number of 64-bit words in the request's structure (`struct pm_scan_arg`).
 pub const SCAN_WORDS: usize = 12;
-/// The index of the word that gets the address at which the scan ended.
+/// The index of the word that receives the end address of the scan.
 pub const SCAN_END: usize = 4;
 /// The bytes of a region (`struct page_region`).
 const REGION: u64 = 24;
@@ -23,12 +23,12 @@ const REFUSE: u64 = 2;
 /// The capacity of the buffer on the stack, in regions.
 const AT_ONCE: usize = 32;
 
-/// Writes the memory of the program that makes a call.
+/// Writes to the caller's memory.
 pub type RegionSink<'a> = dyn FnMut(VirtAddr, &[u8]) -> Result<(), FaultError> + 'a;
 
-/// Scans `space` as the words of the structure say, and returns the number of regions. Stores the
-/// end of the scan in [`SCAN_END`], also if the scan itself fails. `write` writes the caller's
-/// memory, and is called without locks.
+/// Scans `space` as the words of the structure specify and returns the number of regions. Stores
+/// the end of the scan in the word [`SCAN_END`], even if the scan itself fails. `write` writes to
+/// the caller's memory and is called without locks.
 ///
 /// Context: may sleep. Complexity: as [`AddressSpace::scan_pages`].
 ///
@@ -68,7 +68,7 @@ fn refused(error: Error) -> Errno {
 /// The buffer for regions in the program's memory.
 struct Room {
     start: u64,
-    /// In regions.
+    /// The capacity in regions.
     length: u64,
 }
 
@@ -109,7 +109,7 @@ fn arguments<P: Platform>(words: &[u64; SCAN_WORDS]) -> Result<(PageScan, Room),
     Ok((scan, Room { start: vec, length }))
 }
 
-/// Scans and writes regions, a few at a time. Holds the last region back, because the next scan may
+/// Scans and writes regions, a few at a time. Withholds the last region, because the next scan may
 /// extend it.
 fn report<P: Platform>(
     space: &AddressSpace<'_, P>,

@@ -57,8 +57,8 @@ impl Fields {
     }
 }
 
-/// The memory of the program that makes a query. [`AddressSpace`] implements this, with a
-/// page-table walk for each access. A kernel can implement it faster for the running program, by
+/// The memory of the caller of a query. [`AddressSpace`] implements this trait with a page-table
+/// walk for each access. A kernel can provide a faster implementation for the running program, with
 /// instructions that access user addresses.
 ///
 /// # Context
@@ -67,13 +67,13 @@ pub trait CallerMemory {
     /// Reads `into.len()` bytes at `at`. May sleep.
     ///
     /// # Errors
-    /// [`Errno::EFAULT`] if the program itself could not read there.
+    /// [`Errno::EFAULT`] if the program itself could not read at this address.
     fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Errno>;
 
     /// Writes `from` to `at`. May sleep.
     ///
     /// # Errors
-    /// [`Errno::EFAULT`] if the program itself could not write there.
+    /// [`Errno::EFAULT`] if the program itself could not write at this address.
     fn write(&self, at: u64, from: &[u8]) -> Result<(), Errno>;
 }
 
@@ -89,10 +89,10 @@ impl<P: Platform> CallerMemory for AddressSpace<'_, P> {
 
 /// Answers the query (`struct procmap_query`) at `argument` in the memory of `caller`. The query
 /// asks for a mapping of `space`, the process whose `maps` was opened; `None` if that process has
-/// released its memory. Reports every file as one without a build ID. Linux has this request since
-/// 6.11.
+/// released its memory. Reports every file as one without a build ID. Linux has had this request
+/// since 6.11.
 ///
-/// Context: may sleep. Complexity: logarithmic in the mappings, for each mapping that is skipped.
+/// Context: may sleep. Complexity: logarithmic in the mappings, for each skipped mapping.
 ///
 /// # Errors
 /// [`Errno::EFAULT`] if the caller's memory cannot be read or written; [`Errno::E2BIG`] for a
@@ -142,7 +142,7 @@ pub fn procmap_query<P: Platform>(
     caller.write(argument, &fields.0[..size])
 }
 
-/// Reads the structure. Also returns the number of its bytes that both sides know.
+/// Reads the structure. Also returns the number of bytes that both sides know.
 fn read(caller: &impl CallerMemory, argument: u64) -> Result<(Fields, usize), Errno> {
     let mut size = [0; 8];
     caller.read(argument, &mut size)?;
@@ -170,8 +170,8 @@ fn read(caller: &impl CallerMemory, argument: u64) -> Result<(Fields, usize), Er
     Ok((fields, known))
 }
 
-/// The mapping that contains `address` and has the properties that `flags` require. If `flags`
-/// allow it, the first such mapping above otherwise.
+/// The mapping that contains `address` and has the properties that `flags` require. Otherwise, if
+/// `flags` allow it, the first such mapping above.
 fn find<P: Platform>(space: &AddressSpace<'_, P>, address: VirtAddr, flags: u64) -> Option<Shown> {
     let asks = |flag: Flags| flags & u64::from(flag as u32) != 0;
     let mut wanted = MappingFlags::empty();

@@ -29,7 +29,7 @@ pub(super) struct Shared {
     /// The number of pages.
     pub(super) pages: u64,
     mappings: u64,
-    /// In pages.
+    /// The folio's size in pages.
     folio: u64,
 }
 

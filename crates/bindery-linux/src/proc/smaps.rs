@@ -10,11 +10,11 @@ use super::maps::Shown;
 use super::naming::{FileId, Naming};
 use super::tally::{Extent, Tally};
 
-/// Writes `/proc/self/smaps`: for each mapping its line of `maps`, and its resident memory. [The
-/// module](super) says which numbers are estimates.
+/// Writes `/proc/self/smaps`: for each mapping its line of `maps` and its resident memory. [The
+/// module](super) documents which numbers are estimates.
 ///
 /// Context: may sleep. Complexity: linear in the entries of all mappings; ranges without a page
-/// table cost nothing. Other operations on the address space wait while one mapping is scanned;
+/// table add no cost. Other operations on the address space wait while one mapping is scanned;
 /// faults wait for at most 1,024 entries.
 ///
 /// # Errors
@@ -33,8 +33,8 @@ pub fn smaps<P: Platform>(
 
 /// Writes one entry of [`smaps()`], as [`maps_entry`](super::maps_entry) writes one of `maps`.
 ///
-/// Context: may sleep. Complexity: logarithmic in the mappings, and linear in the entries of this
-/// one.
+/// Context: may sleep. Complexity: logarithmic in the mappings, and linear in the entries of the
+/// shown mapping.
 ///
 /// # Errors
 /// Only errors of `out`, which end the entry.
@@ -78,7 +78,8 @@ pub fn smaps_rollup<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Writ
     let mut at = VirtAddr(0);
     let mut look = |at: VirtAddr| {
         space.view_mapping(at, |view| {
-            // A mapping may have grown downwards since the last look: do not count pages twice.
+            // A mapping may have grown downwards since the last step, so skip pages that were
+            // already counted.
             let range = super::range(view.range().start().max(at), view.range().end());
             tally.add(view, range);
             range
@@ -98,7 +99,7 @@ pub fn smaps_rollup<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Writ
     tally.write(Extent::All, out)
 }
 
-/// The letters of flags, in Linux's order: that of the bits in its `vm_flags`.
+/// The letters of flags, in the order of the bits in Linux's `vm_flags`.
 const LETTERS: [(MappingFlags, &str); 32] = [
     (MappingFlags::READ, "rd"),
     (MappingFlags::WRITE, "wr"),

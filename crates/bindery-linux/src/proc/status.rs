@@ -11,7 +11,7 @@ use super::line::Columns;
 /// and shared memory, `text` (the pages of the program's code, which the embedder knows), 0, data
 /// and stack, 0.
 ///
-/// Context: any, as far as `out` allows. Complexity: constant.
+/// Context: any that `out` allows. Complexity: constant.
 ///
 /// # Errors
 /// Only errors of `out`.
@@ -37,7 +37,7 @@ pub fn statm<P: Platform>(
 /// `VmPTE`, `VmSwap`, `THP_enabled`. `VmHWM` is updated before each call that unmaps pages, and by
 /// this function.
 ///
-/// Context: any, as far as `out` allows. Complexity: constant.
+/// Context: any that `out` allows. Complexity: constant.
 ///
 /// # Errors
 /// Only errors of `out`.
@@ -57,7 +57,7 @@ pub fn status<P: Platform>(space: &AddressSpace<'_, P>, out: &mut dyn Write) -> 
         ("RssShmem", resident.shared),
         ("VmData", usage.data),
         ("VmStk", usage.stack),
-        // One frame each.
+        // Each table occupies one frame.
         ("VmPTE", counts.tables_allocated.saturating_sub(counts.tables_freed)),
         ("VmSwap", counts.swap_pages),
     ];

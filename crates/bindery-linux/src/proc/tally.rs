@@ -1,4 +1,4 @@
-//! The sums that `smaps` shows of one mapping, or of all.
+//! The sums that `smaps` shows for one mapping or for all.
 
 use core::fmt::{self, Write};
 
@@ -36,7 +36,7 @@ pub(super) struct Tally {
     part_swapped: u64,
 }
 
-/// Whether the sums are of one mapping or of all.
+/// Whether the sums cover one mapping or all mappings.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
     Mapping,
@@ -72,8 +72,8 @@ impl Tally {
     }
 
     /// Adds the swapped pages of the mapping's shared memory, whichever process swapped them out. A
-    /// private mapping counts only pages without a copy of its own. Linux does not divide these
-    /// pages among the processes that map them either.
+    /// private mapping counts only pages that it has not copied. Linux does not divide these pages
+    /// among the processes that map them either.
     fn add_swapped_shared<P: Platform>(&mut self, view: &MappingView<'_, '_, P>, range: VirtRange) {
         let Some(object) = view.object().filter(ObjectView::is_swapped) else { return };
         let mut add = |range: VirtRange| {

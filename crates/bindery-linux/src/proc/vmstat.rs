@@ -32,8 +32,8 @@ pub struct FaultCounts {
 /// maintain them. `nr_mlock` is missing, because pages do not record that they are locked into
 /// memory.
 ///
-/// Context: spins, and as far as `out` allows. Complexity: linear in the blocks of frames, without
-/// a lock.
+/// Context: spins; otherwise any that `out` allows. Complexity: linear in the blocks of frames,
+/// without a lock.
 ///
 /// # Errors
 /// Only errors of `out`.

@@ -17,7 +17,7 @@ const READ_BY_ALL: u32 = 0o444;
 const WRITE_BY_ALL: u32 = 0o222;
 const EXECUTE_BY_ALL: u32 = 0o111;
 
-/// `shmat(2)`. Takes raw arguments (identifier, address, flags), and returns the address or
+/// `shmat(2)`. Takes raw arguments (identifier, address, flags) and returns the address or
 /// `-errno`. `space` is the caller's memory.
 ///
 /// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`].
@@ -53,7 +53,7 @@ fn attach<'m, P: Platform>(
     if !rounded.is_multiple_of(PAGE_SIZE) || rounded == 0 && replaces {
         return Err(Errno::EINVAL);
     }
-    // Only a null argument means any address; one that was rounded down to 0 does not.
+    // Only a null argument means any address; an address rounded down to 0 does not.
     let place = match VirtAddr(rounded) {
         _ if at == 0 => Place::Anywhere,
         at if replaces => Place::Fixed(at),
@@ -89,13 +89,13 @@ fn attach<'m, P: Platform>(
     })
 }
 
-/// An attachment for the time of the mapping call, so that the segment is not destroyed before it
+/// A temporary attachment during the mapping call, so that the segment is not destroyed before it
 /// is mapped.
 struct Attaching<'m, P: Platform> {
     segments: &'m Segments<'m, P>,
     id: u32,
     object: Object<'m, P>,
-    /// In bytes.
+    /// The size in bytes.
     size: u64,
 }
 

@@ -22,13 +22,13 @@ const READ_BY_ALL: u32 = 0o444;
 /// Words of `struct shmid_ds`.
 const STATUS_WORDS: usize = 14;
 
-/// `shmctl(2)`. Takes raw arguments (identifier, command, buffer), and returns the result or
+/// `shmctl(2)`. Takes raw arguments (identifier, command, buffer) and returns the result or
 /// `-errno`. `space` is the caller's memory, which holds the buffer.
 ///
-/// A locked segment (`SHM_LOCK`) is not swapped out. Pages that are in swap already stay there
-/// until a program touches them. The segment is charged to the account of the user that locked it.
+/// A locked segment (`SHM_LOCK`) is not swapped out. Pages already in swap stay there until a
+/// program touches them. The segment is charged to the account of the user that locked it.
 /// `SHM_LOCK` fails with `EPERM` if the limit of `locking` is 0, and with `ENOMEM` if the account
-/// would exceed it.
+/// would exceed this limit.
 ///
 /// Context: may sleep. Complexity: linear in the slots.
 pub fn shmctl<'m, P: Platform>(
@@ -96,7 +96,7 @@ fn control<P: Platform>(
         IPC_RMID => segments.change(id, |segment| {
             segment.check_owner(user)?;
             segment.mode |= DESTROYED;
-            // `shmget` must no longer find it.
+            // `shmget` must no longer find the segment.
             segment.key = 0;
             Ok(0)
         }),

@@ -9,8 +9,8 @@ use super::Segments;
 
 /// Writes `/proc/sysvipc/shm`: one line for each segment, including those marked for destruction.
 ///
-/// Context: spins, and as far as `out` allows. Complexity: linear in the slots. No lock is held
-/// while `out` writes.
+/// Context: spins; otherwise any that `out` allows. Complexity: linear in the slots. No lock is
+/// held while `out` writes.
 ///
 /// # Errors
 /// Only errors of `out`, which end the listing.
@@ -21,7 +21,7 @@ pub fn sysvipc_shm<P: Platform>(segments: &Segments<'_, P>, out: &mut dyn Write)
     )?;
     let count = segments.slots.lock().slots.len();
     for index in 0..count {
-        // Copies the figures under the lock, and writes them without it.
+        // Copies the figures under the lock and writes them after releasing it.
         let line = segments.slots.lock().by_index(index).map(|(id, segment)| {
             let first = (segment.key, id as i32, segment.mode, segment.size);
             let people = (segment.owner, segment.creator);

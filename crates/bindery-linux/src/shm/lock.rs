@@ -10,7 +10,7 @@ use super::{IpcUser, Outcome, Segments, pages_of};
 
 /// The pages of segments that one user has locked by `SHM_LOCK` (Linux: `user_shm_lock`).
 ///
-/// The embedder has an account for each user, and passes the caller's account to each call
+/// The embedder maintains an account for each user and passes the caller's account to each call
 /// ([`SegmentLocking`]). A segment is charged in full to the user that locked it. The charge ends
 /// with `SHM_UNLOCK` by any user, or when the segment is destroyed. While [`LockAccount::used`] is
 /// 0, no segment refers to the account, so the embedder may reuse it for another user.
@@ -44,10 +44,10 @@ impl LockAccount {
     }
 
     /// Adds `pages`, unless the sum would exceed `most`. The sum of all accounts cannot overflow,
-    /// because the sum of all segments cannot.
+    /// because the sum of all segment sizes cannot overflow.
     fn charge(&self, pages: u64, most: u64) -> Result<(), Errno> {
-        // One exchange. Adding first and undoing a sum that is too large could make a smaller
-        // request of another CPU fail in between.
+        // Updates the account by a single exchange. Adding first and then undoing an excessive sum
+        // could make a smaller concurrent request of another CPU fail.
         let fits = |used: u64| used.checked_add(pages).filter(|after| *after <= most);
         self.pages.fetch_update(Relaxed, Relaxed, fits).map(drop).map_err(|_| Errno::ENOMEM)
     }
@@ -66,8 +66,8 @@ pub struct SegmentLocking<'m> {
     /// The maximum of the account after a lock by the caller (`RLIMIT_MEMLOCK`), in bytes;
     /// `u64::MAX` means no limit.
     pub limit: u64,
-    /// Whether the caller is exempt from the limit, and may lock and unlock segments of other users
-    /// (`CAP_IPC_LOCK`). Its locks are charged all the same.
+    /// Whether the caller is exempt from the limit and may lock and unlock segments of other users
+    /// (`CAP_IPC_LOCK`). The caller's locks are charged in any case.
     pub privileged: bool,
 }
 
@@ -83,7 +83,7 @@ impl SegmentLocking<'_> {
     }
 }
 
-/// `SHM_LOCK`. A segment that is locked already stays charged to the same account.
+/// `SHM_LOCK`. An already locked segment stays charged to the same account.
 pub(super) fn lock<'m, P: Platform>(
     segments: &Segments<'m, P>,
     user: &IpcUser,

@@ -1,11 +1,12 @@
 //! System V shared memory: segments by key and identifier (sysvipc(7), shmget(2), shmop(2),
 //! shmctl(2)).
 //!
-//! A segment is an object with a name. [`Segments`] has a handle of each segment until the segment
-//! is destroyed, and counts its attachments. Like Linux, it counts one for each VMA that maps the
-//! segment. So `fork`, `mremap`, a split by `munmap` or `mprotect`, `execve` and the end of a
-//! process all count. `IPC_RMID` destroys a segment at once, or with its last attachment; until
-//! then it can be attached by its identifier.
+//! A segment is an object with a name. [`Segments`] holds a handle of each segment until the
+//! segment is destroyed and counts the segment's attachments. Like Linux, it counts one attachment
+//! for each VMA that maps the segment. So `fork`, `mremap`, a split by `munmap` or `mprotect`,
+//! `execve` and the end of a process all count. `IPC_RMID` destroys a segment at once if it has no
+//! attachments, otherwise with its last attachment; until then the segment can be attached by its
+//! identifier.
 //!
 //! | file | contents |
 //! |---|---|
@@ -46,7 +47,7 @@ const SHM_NORESERVE: u32 = 0o10000;
 
 /// The low bits of an identifier are the index of the slot; the bits above count its uses.
 const INDEX_BITS: u32 = 15;
-/// The maximum number of slots, as many as an identifier can address.
+/// The maximum number of slots that an identifier can address.
 const MOST_SLOTS: usize = 1 << INDEX_BITS;
 
 /// The default limit on Linux of a segment's bytes and of all segments' pages: unlimited, but low
@@ -70,15 +71,15 @@ pub struct IpcClock {
     pub process: fn() -> i32,
 }
 
-/// The permission to create a segment. One caller at a time holds it, so a slot that it found free
-/// stays free.
+/// The permission to create a segment. One caller at a time holds this permission, so a slot that
+/// the holder found free stays free.
 struct Making(());
 
-/// All segments of a machine, or of an IPC namespace. Its functions may be called from several CPUs
-/// at once. A spin lock is held at most while all slots are scanned.
+/// All segments of a machine or of an IPC namespace. The functions may be called from several CPUs
+/// at once. A spin lock is held for up to one scan of all slots.
 ///
-/// It outlives the address spaces that map its segments. Dropping it drops the remaining segments.
-/// An embedder that never drops it calls [`Segments::clear`] at the end.
+/// The value outlives the address spaces that map its segments. Dropping it drops the remaining
+/// segments. An embedder that never drops it calls [`Segments::clear`] at shutdown.
 pub struct Segments<'m, P: Platform> {
     memory: &'m Memory<P>,
     clock: IpcClock,
@@ -201,7 +202,7 @@ impl<'m, P: Platform> Segments<'m, P> {
         if slots.pages.checked_add(pages).is_none_or(|all| all > UNLIMITED) {
             return Err(Errno::ENOSPC);
         }
-        // There is no pool of huge pages.
+        // No pool of huge pages exists.
         if flags & SHM_HUGETLB != 0 || pages > i64::MAX as u64 >> PAGE_SHIFT {
             return Err(Errno::EINVAL);
         }
@@ -243,8 +244,8 @@ impl<'m, P: Platform> Segments<'m, P> {
         Ok(id.into())
     }
 
-    /// Calls `change` on a segment. Then destroys the segment if it was marked for that and has no
-    /// attachments left.
+    /// Calls `change` on a segment. Then destroys the segment if it is marked for destruction and
+    /// has no attachments left.
     fn change<R>(
         &self,
         id: u32,
@@ -254,7 +255,7 @@ impl<'m, P: Platform> Segments<'m, P> {
         let result = change(slots.by_id(id).ok_or(Errno::EINVAL)?);
         let over = slots.take_if_over(id);
         drop(slots);
-        // Frees the memory, without locks.
+        // Frees the memory without holding locks.
         drop(over);
         result
     }
@@ -295,7 +296,7 @@ impl<P: Platform> fmt::Debug for Segments<'_, P> {
     }
 }
 
-/// `shmget(2)`. Takes raw arguments, and returns the identifier or `-errno`.
+/// `shmget(2)`. Takes raw arguments and returns the identifier or `-errno`.
 ///
 /// Context: may sleep. Complexity: linear in the slots.
 pub fn shmget<'m, P: Platform>(

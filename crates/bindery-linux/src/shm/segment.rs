@@ -32,8 +32,8 @@ pub struct IpcUser {
 
 /// Room for one segment ([`super::Segments::new`]).
 pub struct SegmentSlot<'m, P: Platform> {
-    /// The number of earlier segments in this slot. A part of the identifier, so that identifiers
-    /// of destroyed segments do not find a new one.
+    /// The number of earlier segments in this slot. The number is a part of the identifier, so that
+    /// identifiers of destroyed segments do not find a new segment.
     pub(super) uses: u16,
     pub(super) segment: Option<Segment<'m, P>>,
 }
@@ -56,7 +56,7 @@ impl<P: Platform> SegmentSlot<'_, P> {
         Self { uses: 0, segment: None }
     }
 
-    /// The identifier of the slot's segment, or of its next one.
+    /// The identifier of the slot's current segment or, if the slot is empty, of its next segment.
     pub(super) fn id(&self, index: usize) -> u32 {
         u32::from(self.uses) << INDEX_BITS | index as u32
     }
@@ -71,7 +71,7 @@ impl<P: Platform> Default for SegmentSlot<'_, P> {
 /// A segment. Times are in seconds since 1970; 0 means never.
 pub(super) struct Segment<'m, P: Platform> {
     pub(super) object: Object<'m, P>,
-    /// The key by which `shmget` finds the segment; 0 if it finds it by none.
+    /// The key by which `shmget` finds the segment; 0 if no key finds it.
     pub(super) key: i32,
     /// The requested size in bytes.
     pub(super) size: u64,
@@ -86,7 +86,7 @@ pub(super) struct Segment<'m, P: Platform> {
     pub(super) last_process: i32,
     /// The number of VMAs that map the segment, and of calls that are about to map it.
     pub(super) attached: u64,
-    /// The account that its pages are charged to while it is locked.
+    /// The account to which the pages are charged while the segment is locked.
     pub(super) locked_by: Option<&'m LockAccount>,
 }
 

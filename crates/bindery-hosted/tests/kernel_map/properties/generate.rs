@@ -13,7 +13,7 @@ pub type Run = (u16, u16, i8);
 
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// Pages, bytes that the last one lacks, alignment, requested permissions.
+    /// Pages, bytes missing from the last page, alignment, requested permissions.
     Vmalloc(u64, u64, u32, Pieces, Content, Permissions, Pauses),
     Vmap(Vec<Run>, Permissions, MemoryType, Pieces),
     VmapRanges(Vec<Run>, Pieces),

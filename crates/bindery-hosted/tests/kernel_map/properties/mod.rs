@@ -47,11 +47,11 @@ fn limits<A: Walk>() -> Limits {
 fn scenario<A: Walk>(reach: Reach, (window_pages, steps): &(u64, Vec<Step>)) {
     let (machine, memory) = strict::<A>(64 * MIB);
     let free = memory.free_frame_count();
-    // Not at the beginning of a table.
+    // Starts the window in the middle of a table.
     let shift = if *window_pages > 100 { 7 * PAGE_SIZE } else { 0 };
     let arena = pages(VirtAddr(arena::<A>(PAGE_SIZE).start().0 + shift), *window_pages);
     {
-        // It outlives the mappings of its frames.
+        // The owner outlives the mappings of its frames.
         let owner = map_with(&memory, (pool_pages::<A>() + 8) * PAGE_SIZE, Reach::Table);
         let map = KernelMap::with_reach(&memory, arena, reach).unwrap();
         map.set_purge_limit(u64::MAX);
@@ -95,11 +95,11 @@ fn random_calls_of<A: Walk>(reach: Reach, cases: u64) {
     }
 }
 
-/// Roots of address spaces copy the kernel's half of the root once, at their creation. They show
-/// later mappings, too.
+/// Roots of address spaces copy the kernel's half of the root once, at their creation. The copies
+/// show later mappings, too.
 fn through_a_copy<A: Walk>() {
     let (machine, memory) = strict::<A>(64 * MIB);
-    // Unmanaged memory, for unknown roots.
+    // Leaves some memory unmanaged, for unknown roots.
     let (first, count) = machine.frames();
     drop(memory);
     let managed = FrameRange { first: first.plus(2), count: count - 2 };
@@ -111,8 +111,8 @@ fn through_a_copy<A: Walk>() {
     let entries = 1_usize << A::INDEX_BITS;
     let words = |frame: Frame| {
         let start = bindery::Platform::direct_map(&machine, frame).cast::<u64>().as_ptr();
-        // SAFETY: the frame is memory of the machine, the root is shared with the map, which
-        // writes its entries as atomics, and nothing else uses either.
+        // SAFETY: the frame is memory of the machine, only the map shares the root, and it writes
+        // entries as atomics; no other code uses the frame or the root.
         unsafe { std::slice::from_raw_parts(start.cast::<std::sync::atomic::AtomicU64>(), entries) }
     };
     let relaxed = std::sync::atomic::Ordering::Relaxed;
@@ -134,8 +134,8 @@ fn through_a_copy<A: Walk>() {
             map.physical(at)
         );
         map.free_vmalloc(at).unwrap();
-        // The machine keys its cache by root, and the map invalidates under its own root; a real
-        // machine has global entries. So the test flushes the copy itself.
+        // The machine tags its cache by root, and the map invalidates only under its own root,
+        // while real machines use global entries. So the test flushes the copy itself.
         let what = bindery::platform::Invalidation {
             range: map.arena(),
             stride: PAGE_SIZE,
@@ -149,8 +149,8 @@ fn through_a_copy<A: Walk>() {
     }
     let after: Vec<_> = words(root).iter().map(|word| word.load(relaxed)).collect();
     assert_eq!(before, after, "the root's entries never change again");
-    // Refused: the entries are in use now.
-    // SAFETY: as above; it refuses before it changes anything.
+    // Refused: the entries are in use now. SAFETY: as above; the call fails before it changes
+    // anything.
     let again = unsafe { KernelMap::with_root(&memory, root, arena::<A>(MIB)) };
     assert!(matches!(again.err(), Some(bindery::KernelMapError::BadArena)));
     audit(&machine, &memory, &[&map]);

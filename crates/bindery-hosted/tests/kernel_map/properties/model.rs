@@ -22,7 +22,7 @@ pub struct Page {
 pub struct Area {
     pub kind: AreaKind,
     pub pages: Vec<Page>,
-    /// Including the guard page, and the rest that a smaller size left.
+    /// The end, including the guard page and the unused rest after the area has shrunk.
     pub end: u64,
     pub pauses: Pauses,
     /// The address that the caller got; `ioremap` may return an address within the first page.
@@ -95,7 +95,8 @@ impl Model {
         assert_eq!(map.freed_pages(), waiting, "pages that wait for a purge");
     }
 
-    /// The error of a call that needs the start of an area of this kind; `None` if it is one.
+    /// The error of a call that needs the start of an area of this kind; `None` if `at` is the
+    /// start of one.
     pub fn refusal(&self, at: u64, expected: AreaKind) -> Option<KernelMapError> {
         let around = |areas: &BTreeMap<u64, Area>| {
             let found = areas.range(..=at).next_back().filter(|(_, area)| at < area.end);
@@ -197,7 +198,7 @@ impl Model {
         }
     }
 
-    /// All freed areas are reusable now, and have no mappings.
+    /// After a purge, all freed areas are reusable and have no mappings.
     #[track_caller]
     pub fn after_purge<A: Walk>(&mut self, machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>) {
         for (start, area) in std::mem::take(&mut self.freed) {

@@ -19,7 +19,7 @@ pub struct Kernel<'k, 'm, A: Walk> {
     memory: &'m Memory<Machine<A>>,
     map: &'k KernelMap<'m, Machine<A>>,
     model: Model,
-    /// Frames to be mapped, and the map that has them.
+    /// Frames to be mapped; `owner` is the map that owns them.
     pool: Vec<Frame>,
     owner: &'k KernelMap<'m, Machine<A>>,
 }
@@ -112,7 +112,7 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
         (0..count).map(|ahead| self.pool[place(ahead)]).collect()
     }
 
-    /// Frames that follow each other, a part of the pool.
+    /// Consecutive frames of the pool.
     fn range(&self, (first, count, step): Run) -> FrameRange {
         let first = usize::from(first) % self.pool.len();
         let head = self.pool[first];
@@ -251,7 +251,8 @@ impl<'k, 'm, A: Walk> Kernel<'k, 'm, A> {
             return assert_eq!(result, Err(expected));
         }
         match result {
-            // The first access would be a violation: there is no memory behind the normal type.
+            // The first access would be a violation, because no memory backs a mapping of the
+            // normal type.
             Ok(at) if memory == MemoryType::Normal => self.map.free_ioremap(at).unwrap(),
             Err(problem) => self.short(problem, count, PAGE_SIZE),
             Ok(given) => {

@@ -20,12 +20,13 @@ use crate::support::{MIB, memory_with};
 /// The shared knowledge of all CPUs.
 struct Shared {
     finished: AtomicBool,
-    /// The area that is being cut; 0 while there is none.
+    /// The area that is being cut; 0 if none is.
     cut: AtomicU64,
     /// The number of areas that were cut and withdrawn from the writer.
     taken: AtomicU64,
-    /// The number of these that the writer has left, or never entered. It reads the number before
-    /// it sees that there is no area. In the other order it could report the next area, too.
+    /// The number of withdrawn areas that the writer has left or never entered. The writer reads
+    /// `taken` before it sees that `cut` is 0; in the opposite order it could also report the next
+    /// area.
     left: AtomicU64,
 }
 
@@ -60,7 +61,7 @@ pub fn everything<A: Walk>() {
                 scope.spawn(move || machine.on_cpu(Cpu(2), || cut(machine, map, shared))),
             ];
             scope.spawn(move || {
-                // If it fails, no thread waits for it.
+                // If the scenario panics, no thread waits for it.
                 let _finished = Finished(&shared.finished);
                 machine.on_cpu(Cpu(3), || dump(machine, map, shared, stays, list));
             });
@@ -112,7 +113,7 @@ fn alternate<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, see
     }
 }
 
-/// Creates huge areas, and cuts them to pieces while another CPU writes to them.
+/// Creates huge areas and cuts them to pieces while another CPU writes to them.
 fn cut<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, shared: &Shared) {
     let mut numbers = Numbers(7);
     for _ in 0..rounds(25) {
@@ -140,7 +141,7 @@ fn cut<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, shared: &
 /// Reads and writes the area that is being cut. Each access sees the last written value.
 fn write<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, shared: &Shared) {
     let mut numbers = Numbers(9);
-    // An access of a kernel: it repeats an access that faults during a pause.
+    // A kernel access, repeated if it faults during a pause.
     let retry = |at: VirtAddr, needed: Permissions, access: &mut dyn FnMut() -> bool| {
         for _ in 0..TRIES {
             if access() {
@@ -179,7 +180,7 @@ fn write<A: Walk>(machine: &Machine<A>, map: &KernelMap<'_, Machine<A>>, shared:
     }
 }
 
-/// Reads everything repeatedly. Permanent areas are always found, complete, and nothing impossible
+/// Reads everything repeatedly. Permanent areas are always found complete, and no impossible state
 /// is reported.
 fn dump<A: Walk>(
     machine: &Machine<A>,
@@ -193,7 +194,7 @@ fn dump<A: Walk>(
     let (first, count) = machine.frames();
     let memory = first.start().0..first.start().0 + u64::from(count) * PAGE_SIZE;
     while !shared.finished.load(SeqCst) {
-        // Read before the address, which the next area may get.
+        // Reads the count before the address, since the next area may reuse the address.
         let taken = shared.taken.load(SeqCst);
         let cut = shared.cut.load(SeqCst);
         let (mut last, mut end, mut seen) = (map.arena().start(), stays, 0);

@@ -1,5 +1,5 @@
 //! The hosted machine with a gate before its invalidations of kernel mappings. The gate holds the
-//! caller at a chosen one while others make their calls.
+//! caller at a chosen invalidation while other CPUs make their calls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
@@ -28,7 +28,7 @@ impl Gate {
         self.armed.store(true, SeqCst);
     }
 
-    /// Waits until it has.
+    /// Waits until the gate has stopped an invalidation.
     pub fn wait(&self) {
         while !self.stopped.load(SeqCst) {
             thread::yield_now();
@@ -91,8 +91,8 @@ pub fn interposed<A: Walk>() -> (Interposed<A>, Memory<Interposed<A>>) {
     (platform, memory)
 }
 
-// SAFETY: all is the hosted machine's doing, which keeps the promises; an invalidation that begins
-// later than it might is still over when the call returns.
+// SAFETY: every method forwards to the hosted machine, which meets the obligations; a delayed
+// invalidation is still complete when the call returns.
 unsafe impl<A: Walk> Platform for Interposed<A> {
     type Arch = A;
     type Mutex = TellingLock;

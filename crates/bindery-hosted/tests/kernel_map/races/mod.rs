@@ -50,8 +50,8 @@ impl<A: Walk> Scene<'_, '_, A> {
     }
 }
 
-/// Runs `stopped` on CPU 0. It arms the gate, which then holds it at an invalidation until CPU 1
-/// has completed `meanwhile` or waits for CPU 0 itself. Afterwards audits everything.
+/// Runs `stopped` on CPU 0. `stopped` arms the gate, which then holds CPU 0 at an invalidation
+/// until CPU 1 has completed `meanwhile` or waits for CPU 0. Afterwards audits everything.
 fn at_an_invalidation<A: Walk>(
     prepare: impl Fn(&Scene<'_, '_, A>) -> VirtAddr,
     stopped: impl Fn(&Scene<'_, '_, A>, VirtAddr) + Sync,
@@ -81,8 +81,8 @@ fn at_an_invalidation<A: Walk>(
     check::check_with_kernel(&memory, &[], &[&map], &mut scratch).unwrap();
 }
 
-/// The addresses behind a purged area, under a table that is being detached, are free all the time.
-/// A caller that gets them finds another table there, which every CPU must see.
+/// The addresses behind a purged area, under a table that is being detached, are free throughout. A
+/// caller that gets these addresses installs another table there, which every CPU must see.
 fn beside_a_purge<A: Walk>() {
     let options = VmallocOptions { pauses: Pauses::Never, ..VmallocOptions::default() };
     for count in [1, 100, 700] {
@@ -108,7 +108,8 @@ fn beside_a_purge<A: Walk>() {
     }
 }
 
-/// A CPU is held in a purge while another one frees: the backlog of the purge stays bounded.
+/// While one CPU is held in a purge and another frees areas, the backlog of the purge stays
+/// bounded.
 fn bounded_backlog<A: Walk>() {
     const LIMIT: u64 = 64;
     const COUNT: u64 = 8;
@@ -134,13 +135,14 @@ fn bounded_backlog<A: Walk>() {
     );
 }
 
-/// While the old area's table still exists, no call waits, but no call gets its addresses either.
+/// While the old area's table still exists, no call waits, but no call gets the area's addresses
+/// either.
 fn not_reused<A: Walk>() {
     let options = VmallocOptions::default();
     at_an_invalidation::<A>(
         |scene| {
             let at = scene.map.vmalloc(40 * PAGE_SIZE, &options).unwrap();
-            // It keeps the table.
+            // This area keeps the table allocated.
             scene.map.vmalloc(PAGE_SIZE, &options).unwrap();
             fill(scene.machine, scene.map.root(), pages(at, 40), 1);
             at
@@ -166,7 +168,7 @@ fn not_reused<A: Walk>() {
     );
 }
 
-/// A part of a huge area is paused: software still sees all of it.
+/// While a part of a huge area is paused, software still sees the whole area.
 fn dump_during_cut<A: Walk>() {
     for (from, until) in [(1, 3), (0, 600), (500, 1024), (512, 1024), (15, 17)] {
         at_an_invalidation::<A>(
@@ -205,7 +207,7 @@ fn dump_during_cut<A: Walk>() {
     }
 }
 
-/// An access to a paused page faults; the handler waits, and repeats the access.
+/// An access to a paused page faults; the handler waits and repeats the access.
 fn fault_during_cut<A: Walk>() {
     at_an_invalidation::<A>(
         |scene| {
@@ -222,7 +224,7 @@ fn fault_during_cut<A: Walk>() {
             let map = scene.map;
             for (page, allowed) in [(0, true), (5, false), (6, false), (100, true)] {
                 let place = VirtAddr(at.0 + page * PAGE_SIZE);
-                // The TLB may or may not still allow it.
+                // The TLB may still allow the access.
                 let mut result = scene.machine.write_kernel(map.root(), place, &[3]);
                 while result.is_err() && map.resolve(place, READ_WRITE) == Resolution::Retry {
                     assert!(!scene.gate.is_shut(), "the pause was not over");
@@ -286,7 +288,7 @@ fn an_area_that_is_busy_is_waited_for() {
         let at = machine.on_cpu(Cpu(0), || map.vmalloc(3 * MIB, &VmallocOptions::huge()).unwrap());
         let freed = AtomicU64::new(0);
         thread::scope(|scope| {
-            // All CPUs free the area while one cuts it. One of them is the first.
+            // All other CPUs free the area while one CPU cuts it. Only the first free succeeds.
             for cpu in 0..3_u16 {
                 let (machine, map, freed) = (&machine, &map, &freed);
                 scope.spawn(move || {

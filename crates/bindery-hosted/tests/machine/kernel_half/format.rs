@@ -10,9 +10,9 @@ pub trait Format: Walk {
     const KERNEL: u64;
     /// The change that makes an entry executable and not writable.
     const CODE: fn(u64) -> u64;
-    /// The same for user mode.
+    /// The same leaf for user mode.
     const USER: u64;
-    /// Not dirty.
+    /// The change that makes an entry clean.
     const CLEAN: fn(u64) -> u64;
     /// Memory behind write buffers, and devices.
     const WRITE_COMBINING: u64;

@@ -18,7 +18,7 @@ const LAST: u64 = 0xffff_ffff_ffff_f000;
 /// The start of the last 2 MiB.
 const LAST_MIB2: u64 = 0u64.wrapping_sub(MIB2);
 
-/// A test that is the same on all architectures: its name, and its body.
+/// A test that is the same on all architectures: its name and body.
 macro_rules! everywhere {
     ($($name:ident: $body:ident)*) => {$(
         #[test]
@@ -140,7 +140,7 @@ fn last_stale<A: Format>() {
     set(&machine, L2, 511, A::maps(0x8_0200, 2, A::KERNEL));
     kernel(&machine, LAST, Read).unwrap();
     machine.assert_clean();
-    // All of it is still mapped, except the last page.
+    // The whole range is still mapped, except the last page.
     set(&machine, L2, 511, A::names(L1));
     for page in 0..511 {
         set(&machine, L1, page, A::maps(0x8_0200 + page as u64, 1, A::KERNEL));
@@ -175,7 +175,7 @@ fn every_cpu<A: Format>() {
 
 fn modes<A: Format>() {
     for tlb in [TlbKind::Strict, TlbKind::Plain] {
-        // In the lower half, where every architecture translates both.
+        // Uses the lower half, where every architecture translates both modes.
         let machine = fixture_with::<A>(tlb);
         for level in 1..u32::from(A::LEVELS) {
             set(&machine, Frame(0x8_0001 + level), 1, A::names(Frame(0x8_0000 + level)));
@@ -265,7 +265,7 @@ fn changed_type<A: Format>() {
         Violation::StaleLeaf { why, .. } => assert!(why.contains("memory type"), "{why}"),
         other => panic!("{other}"),
     }
-    // The first write walks the tables again, and finds another translation.
+    // The first write walks the tables again and finds another translation.
     kernel(&machine, NEXT_TO_LAST, Write).unwrap();
     let found = only(&machine);
     assert!(matches!(found, Violation::Conflict { .. }), "{found}");
@@ -286,7 +286,7 @@ fn device<A: Format>() {
         machine.read_kernel(root::<A>(), at, &mut read).unwrap();
         assert_eq!(read, [0xff; 5]);
         machine.assert_clean();
-        // A huge one, below all memory.
+        // A huge leaf below all memory.
         set(&machine, L2, 511, A::maps(0x200, 2, A::KERNEL | A::WRITE_COMBINING));
         let whole = what(LAST_MIB2, MIB2 - PAGE, Tables::Changed);
         machine.invalidate_kernel(root::<A>(), &whole);
@@ -313,7 +313,7 @@ fn nowhere<A: Format>() {
 }
 
 fn straddling<A: Format>() {
-    // Half of the last 2 MiB frame of this one is memory.
+    // Only half of the last 2 MiB frame of this machine is memory.
     let memory = (4 << 20) + MIB2 / 2;
     let machine = Machine::<A>::new(Config { memory, ..Config::default() });
     for level in 1..u32::from(A::LEVELS) {
@@ -410,8 +410,8 @@ fn the_risc_v_kernel_caches_invalid_entries() {
     assert_eq!(kernel(&machine, NEXT_TO_LAST, Read), Err(false));
     flush_kernel(&machine, NEXT_TO_LAST, Tables::Unchanged);
     assert_eq!(kernel(&machine, NEXT_TO_LAST, Read), Ok(0x8_0100_000));
-    // An invalid entry that became a table is dropped only with the tables; one that became a leaf
-    // is dropped with the leaf.
+    // An entry cached as invalid that became a table is dropped only with the tables; an entry that
+    // became a leaf is dropped with the leaf.
     for (entry, found) in [
         (Sv48::names(L1), Err(false)),
         (Sv48::maps(0x8_0200, 2, Sv48::KERNEL), Ok(0x8_0200_000 + MIB2 - 2 * PAGE)),

@@ -1,5 +1,5 @@
-//! Common parts of the tests with sequences: the calls, the model, and reads of memory past the
-//! MMU.
+//! Common parts of the tests with sequences: the calls, the model, and reads of memory that bypass
+//! the MMU.
 
 mod model;
 
@@ -32,7 +32,7 @@ pub enum Op {
     Execute(u64),
     /// Splits the folio there, down to an order. Invisible to programs.
     SplitFolio(u64, u8),
-    /// Makes a huge leaf there. Invisible to programs.
+    /// Collapses the pages there to a huge leaf. Invisible to programs.
     Collapse(u64),
 }
 
@@ -62,7 +62,7 @@ fn signal(result: Result<u64, FaultError>) -> Outcome {
     result.map_or_else(Outcome::Signal, Outcome::Done)
 }
 
-/// Does `op` in `space`.
+/// Performs `op` in `space`.
 pub fn run<A: Walk>(machine: &Machine<A>, space: &AddressSpace<'_, Machine<A>>, op: Op) -> Outcome {
     let program = Program::new(machine, space);
     match op {
@@ -93,8 +93,8 @@ pub fn run<A: Walk>(machine: &Machine<A>, space: &AddressSpace<'_, Machine<A>>, 
 impl Shadow {
     /// Copies the borders between neighboring mappings with equal permissions from the core,
     /// because `mremap` depends on them. The model does not know all conditions of a merge
-    /// (`tests/oracle` verifies those). The mapped ranges and their permissions must be known
-    /// already.
+    /// (`tests/oracle` verifies those). The model must already know the mapped ranges and their
+    /// permissions.
     #[track_caller]
     pub fn adopt<A: Walk>(&mut self, space: &AddressSpace<'_, Machine<A>>) {
         let found = areas(space);
@@ -102,7 +102,7 @@ impl Shadow {
         self.areas = found;
     }
 
-    /// Compares the mappings and all contents with `space`, without an access by a program.
+    /// Compares the mappings and all contents with `space` without a program access.
     pub fn compare<A: Walk>(&self, machine: &Machine<A>, space: &AddressSpace<'_, Machine<A>>) {
         if let Some(difference) = self.difference(machine, space) {
             panic!("{difference}");
@@ -131,7 +131,7 @@ impl Shadow {
         })
     }
 
-    /// As [`Shadow::compare`], for pages that were never written: they hold zeroes.
+    /// As [`Shadow::compare`], for pages that were never written and so hold zeroes.
     pub fn compare_zeroes<A: Walk>(
         &self,
         machine: &Machine<A>,
@@ -174,7 +174,7 @@ pub fn areas<A: Walk>(space: &AddressSpace<'_, Machine<A>>) -> BTreeMap<u64, Are
     areas
 }
 
-/// The frame that the table names for a page, if any; the MMU need not see it.
+/// The frame to which the table maps a page, if any, even if the MMU does not see the entry.
 pub fn frame_of<A: Arch>(inspection: Inspection<A>) -> Option<Frame> {
     match inspection {
         Inspection::Page { frame, .. } | Inspection::Absent(Absent::ProtNone { frame, .. }) => {
@@ -184,7 +184,7 @@ pub fn frame_of<A: Arch>(inspection: Inspection<A>) -> Option<Frame> {
     }
 }
 
-/// The contents of a page in memory, read past the MMU.
+/// The contents of a page in memory, read without the MMU.
 pub fn look<A: Walk>(
     machine: &Machine<A>,
     space: &AddressSpace<'_, Machine<A>>,

@@ -91,7 +91,7 @@ impl Shadow {
         Self { rules, areas: BTreeMap::new(), pages: BTreeMap::new() }
     }
 
-    /// Applies `op` to the model, and returns its expected result.
+    /// Applies `op` to the model and returns the expected result.
     pub fn expect(&mut self, op: Op) -> Outcome {
         match op {
             Op::Map(place, length, protection) => self.map(place, length, protection).into(),
@@ -177,7 +177,7 @@ impl Shadow {
         self.area(start).is_none() && self.areas.range(start..end).next().is_none()
     }
 
-    /// The highest free address that is `congruent` bytes behind a multiple of `align`.
+    /// The highest free address that lies `congruent` bytes after a multiple of `align`.
     fn highest(&self, length: u64, align: u64, congruent: u64) -> Option<u64> {
         let mut end = self.rules.top;
         for (start, area) in self
@@ -271,7 +271,7 @@ impl Shadow {
         }
     }
 
-    /// For calls in which only a range that wraps is out of range.
+    /// For calls that reject a range only if it wraps.
     fn unwrapped(&self, at: u64, length: u64) -> Result<u64, Error> {
         aligned(at)?;
         let limit = VirtAddr(self.rules.limit);
@@ -430,8 +430,8 @@ impl Shadow {
         self.areas.insert(start, Area { end, ..area });
     }
 
-    /// The address for a mapping that moves: congruent modulo the largest table that it covers
-    /// completely, so that whole tables can move.
+    /// The destination of a moving mapping, congruent with the source modulo the span of the
+    /// largest table that the mapping covers completely, so that whole tables can move.
     fn congruent(&self, old: u64, old_length: u64, length: u64) -> Option<u64> {
         let spans = (2..=self.rules.levels).rev().map(|level| self.rules.span(level));
         let covered = spans.filter(|span| old.next_multiple_of(*span) + span <= old + old_length);
@@ -439,7 +439,7 @@ impl Shadow {
         covered.chain(smaller).find_map(|align| self.highest(length, align, old % align))
     }
 
-    /// Moves contents to a new mapping. The source is removed, or stays empty.
+    /// Moves contents to a new mapping. The source is removed or stays as an empty mapping.
     fn transfer(&mut self, old: u64, kept: u64, target: u64, length: u64, stays: bool) {
         let (_, area) = self.area(old).expect("it is mapped");
         let moved: Vec<_> = self.pages.range(old..old + kept).map(|(p, w)| (*p, *w)).collect();

@@ -1,5 +1,5 @@
-//! Loads and stores that may end in a signal. The handler reports the signal's number and code, and
-//! lets the program continue after the access.
+//! Loads and stores that may end in a signal. The handler reports the signal's number and code and
+//! resumes the program after the access.
 
 use std::arch::asm;
 use std::ffi::{c_int, c_void};
@@ -10,7 +10,8 @@ use libc::{REG_R10, REG_RDI, REG_RDX, REG_RIP, siginfo_t, ucontext_t};
 
 use super::super::observation::Signal;
 
-/// In `r8` during an access, so that the handler can tell it from a crash of the test.
+/// The value of `r8` during an access, by which the handler distinguishes the access from a crash
+/// of the test.
 const ACCESSING: u64 = 0x6269_6e64_6572_7921;
 
 /// The size of the handler's stack.
@@ -20,7 +21,7 @@ const STACK: usize = 64 << 10;
 pub fn load(at: u64) -> Result<u64, Signal> {
     let value: u64;
     let signal: u64;
-    // SAFETY: the address is a program's, where this process keeps nothing of its own, or it is
+    // SAFETY: the address is in the program's region, which holds no data of this process, or it is
     // `SCRATCH`, which holds plain words; a load changes nothing. If it faults, the handler returns
     // to the label.
     unsafe {
@@ -59,7 +60,8 @@ fn decode(signal: u64) -> Signal {
 
 /// The handler of `SIGSEGV` and `SIGBUS`.
 extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel hands over both, to be read and written until the handler returns.
+    // SAFETY: the kernel passes both pointers, which may be read and written until the handler
+    // returns.
     let (info, context) = unsafe { (&*info, &mut *context.cast::<ucontext_t>()) };
     let registers = &mut context.uc_mcontext.gregs;
     // SAFETY: both signals carry an address.
@@ -67,8 +69,8 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
     let accessed = registers[REG_RDI as usize] as u64;
     let ours = registers[libc::REG_R8 as usize] as u64 == ACCESSING;
     if !ours || !(accessed..accessed.saturating_add(8)).contains(&address) {
-        // A crash of the worker: it happens again, and ends the process. SAFETY: restoring the
-        // default concerns no memory.
+        // A crash of the worker, which recurs and ends the process. SAFETY: restoring the default
+        // action does not affect memory.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
         return;
     }
@@ -89,7 +91,7 @@ pub fn handle_signals() {
         action.sa_sigaction = on_signal as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         // SAFETY: the handler makes only calls that a signal handler may make, and leaves other
-        // faults to the default action; see there.
+        // faults to the default action, as it documents.
         let installed = unsafe { libc::sigaction(signal, &action, ptr::null_mut()) };
         assert_eq!(installed, 0, "sigaction");
     }

@@ -24,7 +24,8 @@ const ROOM: usize = 8 << 20;
 /// The time in seconds after which a runner counts as hung.
 const PATIENCE: u64 = 60;
 
-/// The oldest Linux that can be the judge: earlier ones behave differently, above all in `mremap`.
+/// The oldest Linux that can be the judge. Earlier versions behave differently, above all in
+/// `mremap`.
 const OLDEST: (u32, u32) = (6, 18);
 
 /// The reason why Linux cannot be the judge here, if any.
@@ -35,8 +36,8 @@ pub fn unable() -> Option<String> {
     if version < OLDEST {
         return Some(format!("this Linux is {release}, and older than {OLDEST:?}"));
     }
-    // The core's settings in `ours`. The mode of overcommit does not matter here, as long as it
-    // allows some.
+    // The counterparts of the core's settings in `ours`. Any overcommit mode that allows some
+    // overcommit is acceptable.
     const SETTINGS: [(&str, &str); 2] = [
         ("/sys/kernel/mm/transparent_hugepage/enabled", "[madvise]"),
         ("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "[never]"),
@@ -67,7 +68,7 @@ impl Fixture {
     pub fn new() -> Self {
         std::panic::set_hook(Box::new(|panic| {
             eprintln!("{panic}");
-            // SAFETY: the process ends at once; it shares nothing that would be left half done.
+            // SAFETY: the process ends at once and shares no state that would be left inconsistent.
             unsafe { libc::_exit(101) };
         }));
         handle_signals();
@@ -81,8 +82,8 @@ impl Fixture {
             )
         };
         let room = room.expect("memory that is shared").cast::<AtomicU64>();
-        // SAFETY: the mapping is never undone, and used only through this slice, by all processes
-        // with atomic accesses.
+        // SAFETY: the mapping is never removed, and all processes access it only through this
+        // slice, atomically.
         let words = unsafe { slice::from_raw_parts(room, ROOM / 8) };
         let buffer = vec![1; LONGEST as usize].into_boxed_slice();
         Self { shared: Shared(words), buffer, eyes: Some(Eyes::new()) }
@@ -104,7 +105,7 @@ impl Fixture {
         self.shared.read()
     }
 
-    /// In the new process: sets up the initial state, and runs the sequence.
+    /// In the new process: sets up the initial state and runs the sequence.
     fn begin(&mut self, operations: &[Operation]) -> ! {
         call(libc::SYS_alarm, [PATIENCE, 0, 0, 0, 0, 0]);
         open_files();
@@ -127,7 +128,7 @@ impl Fixture {
         }
         let (shared, buffer) = (self.shared, &mut *self.buffer);
         Runner { operations, shared, eyes, buffer, words: [0; 5], number: 0, other: None }.run();
-        // SAFETY: the process ends at once, as a copy of another one should.
+        // SAFETY: the process ends at once, as a forked copy should.
         unsafe { libc::_exit(0) }
     }
 }
@@ -135,7 +136,7 @@ impl Fixture {
 /// The limit that the limits of a process can never exceed.
 pub fn hard_limit(resource: libc::__rlimit_resource_t) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the structure is the kernel's, and ours.
+    // SAFETY: the structure matches the kernel's layout, and this function owns it.
     assert_eq!(unsafe { libc::getrlimit(resource, &mut limit) }, 0, "getrlimit");
     limit.rlim_max
 }
@@ -148,8 +149,8 @@ fn open_files() {
         let file = unsafe { libc::memfd_create(c"file".as_ptr(), flags) };
         rename(file, number);
     }
-    // Opened together; the second descriptor replaces the one for both. SAFETY: the path is a
-    // string that ends in a zero.
+    // The files are opened together; the second descriptor replaces the combined one. SAFETY: the
+    // path is a string that ends in a zero.
     let [reading, writing] = [libc::O_RDONLY, libc::O_WRONLY]
         .map(|flags| unsafe { libc::open(c"/proc/self/fd/204".as_ptr(), flags) });
     rename(reading, READ_ONLY);
@@ -158,7 +159,7 @@ fn open_files() {
         // SAFETY: the path is a string that ends in a zero.
         rename(unsafe { libc::open(c"/dev/zero".as_ptr(), flags) }, number);
     }
-    // SAFETY: asking for one's own number concerns no memory.
+    // SAFETY: `getpid` does not access memory.
     let this = unsafe { libc::getpid() } as u64;
     rename(call(libc::SYS_pidfd_open, [this, 0, 0, 0, 0, 0]) as i32, FIRST_PROCESS);
     let flags = (libc::O_NONBLOCK | libc::O_CLOEXEC) as u64;
@@ -171,12 +172,12 @@ fn rename(file: i32, number: u64) {
     // SAFETY: the descriptors are ours; none of the numbers was in use.
     let renamed = unsafe { libc::dup2(file, number as i32) };
     assert_eq!(renamed as u64, number);
-    // SAFETY: this number is not used any more.
+    // SAFETY: this descriptor is no longer used.
     unsafe { libc::close(file) };
 }
 
-/// The kernel's own pages in the process are mapped, but `mlockall` skips them. They are unmapped,
-/// because nothing here needs the time.
+/// The kernel maps its own pages (vDSO) into the process, and `mlockall` skips them. They are
+/// unmapped because the process does not use the vDSO.
 fn unmap_what_cannot_be_locked() {
     let text = fs::read_to_string("/proc/self/maps").expect("the mappings");
     for line in text.lines().filter(|line| line.contains("[vvar") || line.contains("[vdso]")) {

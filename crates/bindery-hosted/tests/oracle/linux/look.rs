@@ -1,5 +1,5 @@
-//! Observes a Linux process from within, without touching the observed memory and without a change
-//! to the process's own: nothing is allocated here.
+//! Observes a Linux process from within, without touching the observed memory or changing the
+//! process's own memory, so no code here allocates.
 
 use std::ffi::CStr;
 
@@ -57,14 +57,14 @@ const IS_GUARD: u64 = 1 << 8;
 /// The object of a shared mapping of `/dev/zero` that can never be written.
 const READ_ONLY_ZEROES: Backing = u64::MAX;
 
-/// The state that observing the calling process needs.
+/// The state needed to observe the calling process.
 pub struct Eyes {
     mappings: i32,
     pagemap: i32,
     status: i32,
     /// The files' inode numbers in `/proc`.
     inodes: [u64; ALL_FILES.len()],
-    /// And `/dev/zero`.
+    /// The inode number of `/dev/zero`.
     zeroes: u64,
     text: Box<[u8]>,
     regions: Box<[ScanRegion]>,
@@ -106,7 +106,7 @@ impl Eyes {
         }
     }
 
-    /// Opens the files of `/proc` in the process to observe. Its own files are open.
+    /// Opens the files of `/proc` in the process to observe, whose own files are already open.
     pub fn open(&mut self) {
         self.mappings = open(c"/proc/self/smaps");
         self.pagemap = open(c"/proc/self/pagemap");
@@ -138,7 +138,7 @@ impl Eyes {
         self.stretches(shared);
         for file in ALL_FILES {
             let status = file_status(file as i32);
-            // SAFETY: asking for seals concerns no memory.
+            // SAFETY: `F_GET_SEALS` does not access memory.
             let seals = unsafe { libc::fcntl(file as i32, libc::F_GET_SEALS) };
             let pages = status.st_blocks as u64 * 512 / PAGE;
             let state = FileState { size: status.st_size as u64, pages, seals: seals as u64 };
@@ -169,7 +169,8 @@ impl Eyes {
                 if let Some(mut whole) = area.take().filter(in_region) {
                     whole.letters = flags.split(|byte| *byte == b' ').map(letter).sum();
                     if whole.backing == READ_ONLY_ZEROES {
-                        // To the core, it is private memory that can never be written.
+                        // The core treats such a mapping as private memory that can never be
+                        // written.
                         whole.letters &= !letter(b"ms");
                         (whole.backing, whole.offset) = (ANONYMOUS, 0);
                     }
@@ -208,8 +209,8 @@ impl Eyes {
                 return_mask: IS_FILE | IS_PRESENT | IS_SWAPPED | IS_ZERO | IS_GUARD,
                 ..ScanArguments::default()
             };
-            // SAFETY: the arguments are laid out as the kernel expects, and their vector has so
-            // many elements.
+            // SAFETY: the arguments are laid out as the kernel expects, and their vector has that
+            // number of elements.
             let filled = unsafe { libc::ioctl(self.pagemap, PAGEMAP_SCAN, &mut arguments) };
             assert!(filled >= 0, "PAGEMAP_SCAN");
             for region in &self.regions[..filled as usize] {
@@ -225,7 +226,7 @@ impl Eyes {
 
     /// Writes the program's view of each page in its mappings: addresses and digests.
     pub fn put_contents(&mut self, shared: &mut Shared<'_>) {
-        // The ranges are collected first: loads change the mapped pages.
+        // Collects the ranges first, because loads change the mapped pages.
         let mut ranges = [(0, 0); MAPPINGS];
         let mut count = 0;
         self.for_each_area(|area| {
@@ -262,8 +263,8 @@ fn presence(categories: u64) -> Presence {
     }
 }
 
-/// Whether a line is the first of a mapping in `/proc`: the names in the other lines begin with
-/// capital letters.
+/// Whether a line is the first line of a mapping in `/proc`; the names in all other lines begin
+/// with capital letters.
 fn is_header(line: &[u8]) -> bool {
     line.first().is_some_and(|byte| byte.is_ascii_digit() || byte.is_ascii_lowercase())
 }
@@ -329,13 +330,13 @@ fn hexadecimal(text: &[u8]) -> u64 {
 }
 
 /// Reads a file from its beginning until `enough` accepts the bytes read at once, or to its end.
-/// Panics if there is no room.
+/// Panics if the buffer is too small.
 fn read_until(file: i32, into: &mut [u8], enough: impl Fn(&[u8]) -> bool) -> usize {
     let mut done = 0;
     loop {
         let rest = &mut into[done..];
         assert!(!rest.is_empty(), "/proc says more than there is room for");
-        // SAFETY: the kernel writes at most the number of bytes that the rest has.
+        // SAFETY: the kernel writes at most `rest.len()` bytes.
         let read = unsafe { libc::pread(file, rest.as_mut_ptr().cast(), rest.len(), done as i64) };
         assert!(read >= 0, "/proc cannot be read");
         if read == 0 || enough(&rest[..read as usize]) {

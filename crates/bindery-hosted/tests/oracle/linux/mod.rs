@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The judge is this test program, started again with [`SOCKET`] as its standard input. A runner
-//! begins with the judge's memory, which is far from the region; all else is its own.
+//! begins with a copy of the judge's memory, which lies far from the region, and shares no other
+//! state.
 
 mod access;
 mod fixture;
@@ -52,7 +53,7 @@ impl Judge {
         let process = Command::new(std::env::current_exe().expect("the program's path"))
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
             .env(ENVIRONMENT, "1")
-            // A single heap: each further one would be 64 MiB of addresses.
+            // Uses a single heap, since each further heap would reserve 64 MiB of addresses.
             .env("MALLOC_ARENA_MAX", "1")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
@@ -83,7 +84,7 @@ impl Judge {
 
 impl Drop for Judge {
     fn drop(&mut self) {
-        // The judge reads nothing more, and ends.
+        // The judge reads end-of-file and exits.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         let _ = self.process.wait();
     }
@@ -111,7 +112,7 @@ fn receive(socket: &mut UnixStream) -> io::Result<Option<Vec<u64>>> {
     Ok(Some(words.collect()))
 }
 
-/// Acts as the judge, if this program was started as one: answers requests until there are no more.
+/// If this program was started as the judge, answers requests until no more arrive.
 pub fn serve() {
     if std::env::var_os(ENVIRONMENT).is_none() {
         return;

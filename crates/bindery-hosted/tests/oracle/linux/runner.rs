@@ -18,10 +18,10 @@ use super::access;
 use super::fixture::hard_limit;
 use super::look::Eyes;
 
-/// To the child: observe your memory, and exit.
+/// Message to the child: observe your memory and exit.
 const END: u64 = u64::MAX;
 
-/// To the parent, with the number of a step: the child has exited there.
+/// Message to the parent, combined with a step number: the child exited at that step.
 const EXITED: u64 = 1 << 32;
 
 /// One of the two processes.
@@ -38,8 +38,8 @@ pub struct Runner<'a> {
     pub other: Option<Other>,
 }
 
-/// The channel to the other process. They alternate: one wakes the other, and waits until the other
-/// wakes it.
+/// The channel to the other process. The processes alternate: each wakes the other, then waits
+/// until it is woken.
 pub struct Other {
     hear: i32,
     tell: i32,
@@ -57,8 +57,8 @@ enum Next {
 
 /// Makes a system call. Returns its result; errors are negative.
 pub fn call(number: libc::c_long, a: [u64; 6]) -> i64 {
-    // SAFETY: calls of a sequence change memory only in the region, where this process keeps
-    // nothing of its own, or in `SCRATCH`; the generator ensures it. Other calls concern files and
+    // SAFETY: calls of a sequence change memory only in the region, which holds no data of this
+    // process, or in `SCRATCH`; the generator ensures this. Other calls affect only files and
     // limits.
     let returned = unsafe { libc::syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]) };
     if returned == -1 {
@@ -89,7 +89,7 @@ fn number_of(operation: OperationKind) -> libc::c_long {
     }
 }
 
-/// A process that may lock memory without limit has a capability, which it can drop and regain.
+/// Drops or regains the capability that lets the process lock memory without limit.
 fn be_limited(limited: bool) {
     let mut sets = capabilities(None).expect("capabilities");
     sets.effective.set(CapabilitySet::IPC_LOCK, !limited);
@@ -168,7 +168,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Waits for its turn.
+    /// Waits for this process's turn.
     fn wait(&mut self) -> Next {
         let Some(other) = &self.other else { return Next::Over };
         let message = hear(other.hear);
@@ -207,7 +207,7 @@ impl Runner<'_> {
         Next::Step(step + 1)
     }
 
-    /// The child, if there is one, exits; the parent continues.
+    /// The child, if one exists, exits; the parent continues.
     fn exit(&mut self, step: usize) -> Next {
         if self.number == 1 {
             return self.exit_as_child(step);
@@ -217,7 +217,7 @@ impl Runner<'_> {
         Next::Step(step + 1)
     }
 
-    /// The scenario is over: the child observes its memory and exits, then the parent observes its
+    /// Ends the scenario: the child observes its memory and exits, then the parent observes its
     /// own.
     fn finish(&mut self) -> Next {
         let step = self.operations.len();
@@ -244,7 +244,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Waits until the child is completely gone.
+    /// Waits until the child has exited and is reaped.
     fn bury_the_child(&mut self) {
         let Some(other) = self.other.take() else { return };
         let mut status = 0;
@@ -252,7 +252,7 @@ impl Runner<'_> {
         let waited = unsafe { libc::waitpid(other.child, &mut status, 0) };
         assert_eq!((waited, status), (other.child, 0), "the child has failed");
         for end in [other.hear, other.tell] {
-            // SAFETY: these ends are not used any more.
+            // SAFETY: these ends are no longer used.
             unsafe { libc::close(end) };
         }
     }

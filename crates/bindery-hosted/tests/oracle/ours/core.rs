@@ -28,13 +28,13 @@ pub enum Use {
     None,
 }
 
-/// The slots of an area that has room for everything a sequence can touch.
+/// The number of slots of a swap area, enough for everything that a sequence can touch.
 const SLOTS: u64 = 8192;
 
 /// The order of a folio of 2 MiB.
 const HUGE: u8 = 9;
 
-/// Makes the settings of the host's Linux: large folios on request, and the huge zero page.
+/// Applies the settings of the host's Linux: large folios on request, and the huge zero page.
 pub fn prepare<A: Walk>(memory: &Memory<Machine<A>>) {
     memory.folio_policy().set(Order(HUGE), SizeMode::Madvise);
     memory.set_huge_zero_page(true);
@@ -50,7 +50,7 @@ pub fn files<A: Walk>(memory: &Memory<Machine<A>>) -> Vec<Object<'_, Machine<A>>
         .into()
 }
 
-/// The first process: it may lock memory without limit until a sequence limits it.
+/// The first process, which may lock memory without limit until a sequence limits it.
 pub fn space<A: Walk>(memory: &Memory<Machine<A>>, most_locked: u64) -> Space<'_, A> {
     let space = AddressSpace::new(memory, SpaceOptions::default()).expect("an address space");
     space.set_break_start(VirtAddr(page(BREAK)));
@@ -205,7 +205,7 @@ fn file_call<A: Walk>(
         OperationKind::Ftruncate | OperationKind::ReadAt | OperationKind::WriteAt
     ) && a[1] >> 63 == 1;
     if negative {
-        // Linux checks these before the descriptor, and so does a kernel.
+        // Linux checks these arguments before the descriptor, and so must a kernel.
         return EINVAL;
     }
     let Some(file) = file else { return EBADF };
@@ -221,14 +221,14 @@ fn file_call<A: Walk>(
     }
 }
 
-/// The seals that a kernel derives from the file's mode, which only it knows: an executable file,
-/// like those of `memfd_create`, can no longer be written.
+/// The seals plus those that a kernel derives from the file's mode, which only the kernel knows. An
+/// executable file, like those of `memfd_create`, can no longer be written.
 fn with_all_that_follow(seals: u32) -> u32 {
     let follows = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
     if u64::from(seals) & F_SEAL_EXEC != 0 { seals | follows as u32 } else { seals }
 }
 
-/// Removes the swap area, and adds another.
+/// Removes the swap area and adds another.
 pub fn swap_to<A: Walk>(theatre: &mut Theatre<'_, A>, area: u64) {
     let memory = theatre.memory;
     if let Some(area) = theatre.area.take() {
@@ -254,7 +254,7 @@ pub fn device() -> &'static SwapFile {
     Box::leak(Box::new(SwapFile::new(SLOTS, service).expect("a temporary file")))
 }
 
-/// Reads an object past all rules; how much there was.
+/// Reads an object without any checks. Returns the number of bytes read.
 pub fn read_object<A: Walk>(object: &Object<'_, Machine<A>>, at: u64, into: &mut [u8]) -> usize {
     object.read(at, into).expect("shared memory can be read")
 }

@@ -1,4 +1,4 @@
-//! Observes an address space of the core in the way that `/proc` shows one of Linux.
+//! Observes an address space of the core in the form in which `/proc` reports one on Linux.
 
 use bindery::addr::Frame;
 use bindery::{AddressSpace, FrameKind, Mapping, MappingFlags, Object, Usage};
@@ -128,13 +128,14 @@ fn stretches<A: Walk>(space: &Space<'_, A>) -> Vec<Stretch> {
 
 fn presence<A: Walk>(space: &Space<'_, A>, word: u64) -> Option<Presence> {
     let has = |bit: u32| word >> bit & 1 == 1;
-    // The bits for frames, and soft-dirty, which the host's kernel may lack.
+    // Ignores the frame bits and soft-dirty, which the host's kernel may lack.
     if word & !(1 << 55) == 0 {
         return None;
     }
     let (present, file, guard) = (has(63), has(61), has(58));
     if !present {
-        // Linux reports everything that is neither a guard nor a page as swapped: markers.
+        // Linux reports every entry that is neither a guard nor a page, such as a marker, as
+        // swapped.
         return Some(if guard { Presence::Guard } else { Presence::Other(IS_SWAPPED) });
     }
     let frame = Frame((word & ((1 << 55) - 1)) as u32);

@@ -1,5 +1,5 @@
-//! The hosted machine: the core runs the same sequences. The order of operations and observations
-//! is that of [`super::linux`].
+//! The hosted machine: the core runs the same sequences. Operations and observations have the same
+//! order as in [`super::linux`].
 //!
 //! Only `core.rs` calls the core, and only `look.rs` inspects it.
 
@@ -34,7 +34,7 @@ pub struct Process<'m, A: Walk> {
     space: AddressSpace<'m, Machine<A>>,
 }
 
-/// All that a sequence works on.
+/// The state that a sequence operates on.
 pub struct Theatre<'m, A: Walk> {
     machine: &'m Machine<A>,
     memory: &'m Memory<Machine<A>>,
@@ -43,16 +43,16 @@ pub struct Theatre<'m, A: Walk> {
     processes: [Option<Process<'m, A>>; 2],
     /// The index of the acting process.
     acting: usize,
-    /// The process's mappings before the scenario, and the maximum that it may lock if it is
-    /// limited.
+    /// The size of the Linux process's mappings before the scenario, and the maximum that a limited
+    /// process may lock.
     before: Counters,
-    /// The usage of the process here.
+    /// The usage of the hosted process before the scenario.
     base: Usage,
     observations: Vec<Observation>,
     scratch: Vec<u32>,
     /// The first process's userfaultfd, once `UFFDIO_API` has succeeded.
     userfault: Option<Userfault<'m, Machine<A>>>,
-    /// The structure of the last request on it.
+    /// The argument structure of the last userfaultfd request.
     words: [u64; 5],
     /// The swap area.
     area: Option<SwapArea>,
@@ -72,7 +72,7 @@ pub fn scenario<A: Walk>(operations: &[Operation], before: &Counters) -> Vec<Obs
         let mut theatre = Theatre::new(&machine, &memory, *before, device);
         for (step, operation) in operations.iter().enumerate() {
             theatre.act(step, operations.len(), operation);
-            // The audit needs an idle device; most calls should find a busy one.
+            // The audit needs an idle device, but most calls should run while the device is busy.
             if theatre.area.is_none() || step % 4 == 0 {
                 theatre.audit();
             }
@@ -109,7 +109,7 @@ fn with_device<A: Walk, R>(
     device.start();
     let result = thread::scope(|scope| {
         scope.spawn(|| device.serve(memory));
-        // Stops it even if a scenario fails: a scope waits for its threads.
+        // Stops the device even if a scenario fails, because the scope waits for its threads.
         let _stop = StopAtEnd(device);
         scenario(device)
     });
@@ -151,7 +151,7 @@ impl<'m, A: Walk> Theatre<'m, A> {
         theatre
     }
 
-    /// The address space of the process that acts.
+    /// The address space of the acting process.
     fn space(&self) -> &AddressSpace<'m, Machine<A>> {
         &self.processes[self.acting].as_ref().expect("who acts lives").space
     }
@@ -189,7 +189,7 @@ impl<'m, A: Walk> Theatre<'m, A> {
         }
     }
 
-    /// The scenario is over: the child observes its memory and exits, then the parent observes its
+    /// Ends the scenario: the child observes its memory and exits, then the parent observes its
     /// own.
     fn finish(&mut self, end: usize) {
         self.end_the_child(end);
@@ -356,7 +356,8 @@ impl<'m, A: Walk> Theatre<'m, A> {
 impl<A: Walk> Drop for Theatre<'_, A> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // The core has failed in the middle of an operation; dropping it would fail again.
+            // The core failed in the middle of an operation, so dropping the processes would fail
+            // again.
             std::mem::forget(std::mem::take(&mut self.processes));
             std::mem::forget(std::mem::take(&mut self.files));
         }

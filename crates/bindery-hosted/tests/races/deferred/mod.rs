@@ -1,4 +1,4 @@
-//! No call waits for readers: its unlinked items are freed when the readers have left, and no frame
+//! No call waits for readers. Its unlinked items are freed after a grace period, and no frame
 //! leaks. Waits are counted.
 
 mod cpus;
@@ -24,7 +24,7 @@ type Arch = X86_64<4>;
 type Space<'m> = AddressSpace<'m, Watched<Arch>>;
 
 const RW: FileAccess = FileAccess::READ.union(FileAccess::WRITE);
-/// Records that count as one frame at the limit.
+/// The number of records that count as one frame towards the limit.
 const RECORDS: u64 = 8;
 
 /// Runs `work` while CPU 1 stays in one read section.
@@ -69,7 +69,7 @@ fn round<A: Walk>(space: &AddressSpace<'_, Watched<A>>) {
     space.munmap(at, 64 * KIB).unwrap();
 }
 
-/// Waiting frames; records count as in the limit.
+/// The number of waiting frames, with records counted as for the limit.
 fn waiting<A: Walk>(memory: &Memory<Watched<A>>) -> u64 {
     let deferred = memory.deferred();
     deferred.tables + deferred.records.div_ceil(RECORDS)
@@ -128,7 +128,7 @@ fn everyday_calls_beside_a_reader<A: Walk>() {
         audit(&memory, &[&space]);
     });
     assert_eq!(memory.platform().waits(), 0, "nobody waits for the reader");
-    // The reader has left: the next call frees the waiting items.
+    // The reader has left, so the next call frees the waiting items.
     for _ in 0..20 {
         round(&space);
     }
@@ -215,8 +215,8 @@ fn at_the_limit_one_wait_frees_all() {
     audit(&memory, &[&space]);
 }
 
-/// The pages of a truncation exceed the limit while it holds the object's gates. The wait comes
-/// after it has released them.
+/// The pages of a truncation exceed the limit while the call holds the object's gates. The call
+/// waits only after it has released the gates.
 #[test]
 fn a_truncation_at_the_limit_waits_without_gates() {
     let (machine, memory) = watched::<Arch>(256 * MIB);
@@ -236,7 +236,7 @@ fn a_truncation_at_the_limit_waits_without_gates() {
         let machine = &machine;
         scope.spawn(move || {
             machine.on_cpu(Cpu(1), || {
-                // Without a wait, the platform is not asked.
+                // Without a wait, the platform's hook never runs.
                 let Ok(()) = asked.recv() else { return };
                 // Passes the object's gates one after the other.
                 object.write(0, b"free").unwrap();
@@ -278,7 +278,7 @@ fn exhaust<P: Platform>(memory: &Memory<P>) -> Vec<FrameRange> {
     std::iter::from_fn(|| memory.allocate_frames(Order::PAGE)).collect()
 }
 
-/// Makes tables wait, allocates all remaining memory, and runs a call that needs some.
+/// Makes tables wait, allocates all remaining memory, then runs a call that needs memory.
 #[track_caller]
 fn succeeds_when_memory_waits(
     what: &str,
@@ -392,7 +392,7 @@ fn a_call_short_of_memory_frees_deferred_items() {
     );
 }
 
-/// Each piece needs its own VMA, until a slab's frame is full.
+/// Each piece needs its own VMA, until the frame of a slab is full.
 #[test]
 fn a_split_short_of_memory_frees_deferred_items() {
     succeeds_when_memory_waits(
@@ -463,7 +463,7 @@ fn vfree_at_the_limit_does_not_wait() {
     audit(&memory, &[]);
 }
 
-/// Chains of forks leave groups that are contracted, and freed when no reader is left.
+/// Chains of forks leave groups that are contracted and then freed after a grace period.
 #[test]
 fn contracted_groups_wait_for_readers_and_no_longer() {
     let (machine, memory) = watched::<Arch>(64 * MIB);

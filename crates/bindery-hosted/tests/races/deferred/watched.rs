@@ -1,4 +1,4 @@
-//! The hosted machine, with a record of how its users wait for readers.
+//! The hosted machine, extended to record how its callers wait for readers.
 
 use std::cell::Cell;
 use std::sync::Mutex;
@@ -14,10 +14,10 @@ thread_local! {
     static HELD: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A lock that counts while it is held.
+/// A lock that is counted in `HELD` while it is held.
 pub struct Counted(LockApi05<parking_lot::RawMutex>);
 
-// SAFETY: the lock inside is one.
+// SAFETY: the inner lock meets the contract.
 unsafe impl RawLock for Counted {
     const UNLOCKED: Self = Self(LockApi05::UNLOCKED);
     type State = <LockApi05<parking_lot::RawMutex> as RawLock>::State;
@@ -47,7 +47,7 @@ pub struct Watched<A: Walk> {
     pub machine: Machine<A>,
     /// The number of waits for readers.
     pub waits: AtomicU64,
-    /// Whether the machine reports that a grace period is over.
+    /// Whether the machine reports completed grace periods.
     pub tells: AtomicBool,
     /// Called before each wait.
     pub before_waiting: Mutex<Option<Hook>>,
@@ -73,7 +73,7 @@ impl<A: Walk> Watched<A> {
     }
 }
 
-/// A machine of three CPUs, watched.
+/// A watched machine of three CPUs.
 pub fn watched<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Watched<A>>) {
     let machine = Machine::<A>::new(Config {
         memory: bytes,
@@ -96,7 +96,7 @@ pub fn watched<A: Walk>(bytes: u64) -> (Machine<A>, Memory<Watched<A>>) {
     (machine, memory)
 }
 
-// SAFETY: the machine inside keeps the contract, and `Counted` is a lock. It is always valid to
+// SAFETY: the inner machine meets the contract, and `Counted` is a lock. It is always valid to
 // report that no grace period has ended.
 unsafe impl<A: Walk> Platform for Watched<A> {
     type Arch = A;
@@ -115,7 +115,7 @@ unsafe impl<A: Walk> Platform for Watched<A> {
         if let Some(hook) = self.before_waiting.lock().unwrap().as_mut() {
             hook();
         }
-        // Panics inside a read section.
+        // The machine panics if this runs inside a read section.
         self.machine.synchronize();
     }
 

@@ -1,5 +1,6 @@
 //! One CPU and strict priorities: only the ready thread with the highest priority runs. A thread
-//! that waits for another must sleep, so that the other can run; otherwise none makes progress.
+//! that waits for another must sleep, so that the other thread can run; otherwise no thread makes
+//! progress.
 
 mod scheduler;
 
@@ -21,17 +22,18 @@ use scheduler::{End, Lock, Scheduler};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 16;
-/// The highest last.
+/// The thread priorities, in ascending order.
 const PRIORITIES: [u32; 6] = [1, 1, 2, 2, 3, 3];
 const CALLS: u64 = 60;
-/// The average number of steps per call above which the threads count as stuck: each call takes a
-/// few hundred.
+/// The average number of steps per call above which the threads count as stuck. A call takes a few
+/// hundred.
 const STEPS_OF_A_CALL: u64 = 5_000;
 
 /// A machine whose threads a scheduler runs. Without `SLEEP`, its waiters spin.
 struct Prioritized<const SLEEP: bool>(Machine<X86_64<4>>);
 
-// SAFETY: all is the hosted machine's doing, which keeps the promises; both locks are locks.
+// SAFETY: every method forwards to the hosted machine, which meets the obligations; both lock types
+// are locks.
 unsafe impl<const SLEEP: bool> Platform for Prioritized<SLEEP> {
     type Arch = X86_64<4>;
     type Mutex = Lock<true>;
@@ -116,7 +118,7 @@ impl Pager for Disk {
     }
 }
 
-/// The object of the threads' work. Never freed: stuck threads never end.
+/// The state that the threads work on. Never freed, because stuck threads never end.
 struct Shared<const SLEEP: bool> {
     machine: Machine<X86_64<4>>,
     space: AddressSpace<'static, Prioritized<SLEEP>>,
@@ -162,7 +164,7 @@ fn share<const SLEEP: bool>() -> &'static Shared<SLEEP> {
     shared
 }
 
-/// One call, selected by `random`. Its result depends on earlier calls of the others.
+/// One call, selected by `random`. Its result depends on earlier calls of the other threads.
 fn call<const SLEEP: bool>(shared: &Shared<SLEEP>, random: u64) {
     let Shared { space, file, .. } = shared;
     let page = random / 16 % (2 * PAGES);
@@ -183,7 +185,7 @@ fn call<const SLEEP: bool>(shared: &Shared<SLEEP>, random: u64) {
     }
 }
 
-/// Threads of three priorities make calls; between two of them, each sleeps for a while.
+/// Threads of three priorities make calls; each thread sleeps for a while between two calls.
 fn run<const SLEEP: bool>(seed: u64) -> End {
     let shared = share::<SLEEP>();
     let limit = PRIORITIES.len() as u64 * CALLS * STEPS_OF_A_CALL;
@@ -216,7 +218,8 @@ fn threads_of_three_priorities_all_end() {
     }
 }
 
-/// Spinning for a thread of lower priority is fatal under this scheduler, and the calls do meet.
+/// Spinning on a thread of lower priority is fatal under this scheduler; the test shows that the
+/// calls really contend.
 #[test]
 fn spinning_waiters_starve_those_they_wait_for() {
     let ends: Vec<End> = (0..20).map(run::<false>).collect();

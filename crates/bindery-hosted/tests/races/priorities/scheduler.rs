@@ -7,16 +7,16 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use bindery::sync::{LockApi05, RawLock};
 
-/// The number of rounds that a thread may spin while no other thread runs: the thread that it waits
-/// for never will.
+/// The number of rounds that a thread may spin while no other thread runs. Beyond that, the awaited
+/// thread will never run.
 const SPINS: u64 = 10_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Ready,
-    /// On the word at this address.
+    /// Parked on the word at this address.
     Parked(usize),
-    /// Until this number of steps has passed.
+    /// Sleeps until this number of steps has passed.
     Sleeping(u64),
     Finished,
 }
@@ -27,7 +27,7 @@ struct Thread {
     state: State,
 }
 
-/// How all ended.
+/// The outcome of the run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum End {
     /// All threads have finished, after this number of steps.
@@ -53,7 +53,8 @@ pub struct Scheduler {
 
 thread_local! {
     static HERE: RefCell<Option<(Arc<Scheduler>, usize)>> = const { RefCell::new(None) };
-    /// The number of this thread's read sections and spin locks; it is not preempted in them.
+    /// The nesting depth of this thread's read sections and spin locks, in which it is not
+    /// preempted.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -84,7 +85,7 @@ impl Inside {
             }
         }
         let all = self.threads.iter().enumerate().filter(|(_, thread)| ready(thread));
-        // Among equals, the running one continues.
+        // Among equal priorities, the running thread continues.
         let best = all.max_by_key(|(number, thread)| (thread.priority, *number == self.running));
         match best {
             Some((number, _)) => self.running = number,
@@ -121,15 +122,15 @@ impl Scheduler {
         });
     }
 
-    /// Waits until all is over.
+    /// Waits until the run has ended.
     pub fn wait(&self) -> End {
         let inside = self.inside.lock().unwrap();
         let inside = self.changed.wait_while(inside, |inside| inside.end.is_none()).unwrap();
         inside.end.clone().unwrap()
     }
 
-    /// Applies a change by the running thread, and switches to the thread that should run then.
-    /// Returns when that is the caller; never, if all are over before.
+    /// Applies a change by the running thread and switches to the thread that should run next.
+    /// Returns when the scheduler selects the caller again; never returns if the run ends first.
     fn change(&self, me: usize, change: impl FnOnce(&mut Inside)) {
         let mut inside = self.inside.lock().unwrap();
         change(&mut inside);
@@ -148,20 +149,20 @@ fn here<R>(work: impl FnOnce(&Arc<Scheduler>, usize) -> R) -> Option<R> {
     here.map(|(scheduler, me)| work(&scheduler, me))
 }
 
-/// A point where the calling thread may be preempted, except in such sections.
+/// A point at which the calling thread may be preempted, except in a non-preemptible section.
 pub fn point() {
     if DEPTH.get() == 0 {
         here(|scheduler, me| scheduler.change(me, |inside| inside.steps += 1));
     }
 }
 
-/// Turns preemption of the calling thread off.
+/// Disables preemption of the calling thread.
 pub fn enter() {
     point();
     DEPTH.set(DEPTH.get() + 1);
 }
 
-/// The matching end.
+/// Ends a section that `enter` began.
 pub fn leave() {
     DEPTH.set(DEPTH.get() - 1);
     point();
@@ -176,7 +177,7 @@ pub fn sleep(steps: u64) {
     });
 }
 
-/// The calling thread sleeps on a word, if that is `unchanged` still.
+/// The calling thread sleeps on a word if the word is still `unchanged`.
 pub fn park(word: usize, unchanged: impl FnOnce() -> bool) {
     assert_eq!(DEPTH.get(), 0, "a thread sleeps where nobody may preempt it");
     here(|scheduler, me| {
@@ -202,7 +203,7 @@ pub fn unpark(word: usize) {
     point();
 }
 
-/// The calling thread spins for one round, and no other thread runs.
+/// The calling thread spins for one round while no other thread runs.
 pub fn spin() {
     here(|scheduler, me| {
         let mut inside = scheduler.inside.lock().unwrap();
@@ -216,19 +217,19 @@ pub fn spin() {
     });
 }
 
-/// A lock that the scheduler knows. With `SLEEPS`, a waiting thread sleeps. Without, the holder is
-/// never preempted.
+/// A lock that the scheduler knows. With `SLEEPS`, a waiting thread sleeps. Without it, the holder
+/// is never preempted.
 pub struct Lock<const SLEEPS: bool>(LockApi05<parking_lot::RawMutex>);
 
 impl<const SLEEPS: bool> Lock<SLEEPS> {
     fn is_taken(&self) -> bool {
-        // SAFETY: 1. the state is of this acquisition. 2. of this thread.
+        // SAFETY: 1. the state belongs to this acquisition. 2. This thread made the acquisition.
         let release = |state| unsafe { self.0.unlock(state) };
         self.0.try_lock().map(release).is_none()
     }
 }
 
-// SAFETY: the lock inside is one.
+// SAFETY: the inner lock meets the contract.
 unsafe impl<const SLEEPS: bool> RawLock for Lock<SLEEPS> {
     const UNLOCKED: Self = Self(LockApi05::UNLOCKED);
     type State = <LockApi05<parking_lot::RawMutex> as RawLock>::State;

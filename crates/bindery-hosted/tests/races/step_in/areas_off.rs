@@ -1,8 +1,8 @@
 //! A swap area is removed while a call that has found a cluster of the area is about to lock the
 //! cluster.
 //!
-//! The lock of a folio in the swap cache does not keep the area: the last entries that refer to its
-//! slots may be removed concurrently. Only the read section of the call does.
+//! The lock of a folio in the swap cache does not keep the area alive, because the last entries
+//! that refer to its slots may be removed concurrently. Only the call's read section does.
 //!
 //! ```text
 //! CPU 0   A: finds the cluster ....... held before its lock .......... goes on

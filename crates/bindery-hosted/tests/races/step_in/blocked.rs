@@ -1,6 +1,6 @@
-//! Pairs of calls whose second one is never audited, at whatever step the first is held: in some of
-//! the steps it waits for the first, and in the others it finds memory that the first has removed.
-//! A pair that is not listed must be audited at one step at least.
+//! Pairs of calls whose second call is never audited, at whatever step the first is held. At some
+//! steps it waits for the first call; at the others it finds memory that the first call has
+//! removed. A pair that is not listed must be audited at one step or more.
 
 /// Held calls, and calls that cannot succeed in between.
 const NEVER: &[(&[&str], &[&str])] = &[

@@ -1,5 +1,5 @@
-//! Calls that run while another one swaps pages of the swap cache out again, or unmaps them. A
-//! parent's entries refer to their slots.
+//! Calls that run while another call swaps out pages of the swap cache again or unmaps them. A
+//! parent's entries refer to the slots of these pages.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ type Space<'m, A> = AddressSpace<'m, Stepped<A>>;
 struct Family<'s, 'm, A: Walk> {
     parent: &'s Space<'m, A>,
     child: &'s Space<'m, A>,
-    /// Of the first page.
+    /// The frame of the first page.
     frame: Frame,
     /// Pages that the parent has dropped.
     dropped: u64,
@@ -47,8 +47,8 @@ fn assert_kept<A: Walk>(space: &Space<'_, A>, dropped: u64) {
     }
 }
 
-/// Holds `held` at a step, and runs `call` with a function that releases the first. Returns whether
-/// the first reached that step.
+/// Holds `held` at a step and runs `call` with a function that releases `held`. Returns whether
+/// `held` reached that step.
 fn run<A: Walk>(
     hold_at: HoldAt,
     order: u8,
@@ -89,19 +89,19 @@ fn run<A: Walk>(
     was_held
 }
 
-/// Each call of the other process, of the same one, and of none, at each step.
+/// Runs each call of the other process, of the same process, and of no process, at each step.
 fn each_call<A: Walk>(order: u8, dropped: u64, held: impl Fn(&Space<'_, A>) + Sync + Copy) {
     type Call<A> = fn(&Family<'_, '_, A>, &dyn Fn());
     let calls: [Call<A>; 4] = [
         |family, goes_on| {
-            // `None` if it was freed already.
+            // `None` if the frame was already freed.
             let _ = with_reference(family.child.memory(), family.frame, |_, _| goes_on());
         },
         |family, _| assert_kept(family.parent, family.dropped),
         |family, _| pages().for_each(|at| family.parent.write_user(at, &content(at)).unwrap()),
         |family, _| {
             for page in pages() {
-                // Unmapped, if the first call does that.
+                // Fails if the first call unmaps the page.
                 let _ = family.child.write_user(page, &content(page));
             }
         },

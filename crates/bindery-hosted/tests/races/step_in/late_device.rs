@@ -14,7 +14,7 @@ const PAGE: usize = PAGE_SIZE as usize;
 /// Slots of the device.
 const SLOTS: u64 = 1024;
 
-/// The device. Pages may change during a write, so a folio can be taken over from it.
+/// The device. Pages may change during a write, so a write fault can reuse a folio under writeback.
 #[derive(Default)]
 pub struct LateDevice {
     waiting: Mutex<Vec<SwapRequest>>,
@@ -33,12 +33,13 @@ impl LateDevice {
                 let frame = memory.platform().direct_map(request.frame().plus(page));
                 let bytes = slots.entry(slot).or_insert_with(|| vec![0; PAGE]);
                 match request.operation() {
-                    // SAFETY: the frame is the request's until that is complete; a program that
-                    // writes to it at the same time does so by atomics, like this read.
+                    // SAFETY: the request owns the frame until it completes; a concurrent program
+                    // writes to the frame only by atomics, and this read is atomic too.
                     SwapOperation::Write => unsafe {
                         memory.platform().read_bytes(frame, bytes);
                     },
-                    // SAFETY: as above, and nothing else has the frame before it is read.
+                    // SAFETY: as above, and no other code accesses the frame before the read
+                    // completes.
                     SwapOperation::Read => unsafe {
                         memory.platform().write_bytes(frame, bytes);
                     },

@@ -1,19 +1,19 @@
-//! One call is held at each of its steps, another one runs, and the guarantees of the second are
-//! audited when it returns: a third CPU, whose TLB has every page from before, must not be able to
-//! make revoked accesses.
+//! One call is held at each of its steps, another call runs, and the guarantees of the second are
+//! audited when it returns: a third CPU, whose TLB already holds every page, must not be able to
+//! perform revoked accesses.
 //!
 //! ```text
 //! CPU 0   A ........ held at step n ............................. goes on ... over
-//! CPU 2       stores at all probes         loads and stores: audit                audit, sync, check
+//! CPU 2       stores at all probes         loads and stores: audit              audit, sync, check
 //! CPU 1                            B ... returns
 //! ```
 //!
-//! If B waits for A the run counts as blocked, if B fails as refused: neither has passed. See
-//! [`step_in::stops`] for the steps.
+//! If B waits for A, the run counts as blocked; if B fails, as refused. Neither counts as passed.
+//! See [`step_in::stops`] for the steps.
 //!
-//! By default a subset of the runs is made, selected by `BINDERY_STEP_SEED`; with
-//! `BINDERY_STEP_IN=all`, all pairs of calls at all steps. `BINDERY_STEP_HELD` then names the only
-//! call that is held, and `BINDERY_STEP_RUNS` sets the size of the subset.
+//! By default a subset of the runs is executed, selected by `BINDERY_STEP_SEED`; with
+//! `BINDERY_STEP_IN=all`, all pairs of calls run at all steps. `BINDERY_STEP_HELD` then restricts
+//! the held call, and `BINDERY_STEP_RUNS` sets the size of the subset.
 //!
 //! | file in `step_in/` | contents |
 //! |---|---|
@@ -23,10 +23,10 @@
 //! | `plan`, `blocked` | the choice of runs; pairs that never succeed |
 //! | `named` | meetings that failed once |
 //! | `reclaim` | calls that step into reclaim and keep their page |
-//! | `areas_off` | a swap area that goes while a call has found one of its clusters |
-//! | `cached` | pages of the swap cache that are swapped out once more, or lose their last mapping |
-//! | `no_access` | memory without access that is swapped out, and entries of its form that are not |
-//! | `triples`, `late_device` | three calls: swap areas that stop, folios taken back, fills of `PROT_NONE` |
+//! | `areas_off` | a swap area that is removed while a call has found a cluster of it |
+//! | `cached` | pages of the swap cache, swapped out again or with their last mapping removed |
+//! | `no_access` | swapped-out memory without access, and similar entries that are not |
+//! | `triples`, `late_device` | three calls: stopped swap areas, reused folios, `PROT_NONE` fills |
 //! | `page_moves` | moves of pages between two places, and concurrent calls |
 //! | `shown_frames` | revokes of frames that are not the core's, and concurrent calls |
 //! | `userfaults` | waiting faults, with closes, dying handlers, moves and unread messages |

@@ -1,5 +1,5 @@
-//! Combinations that once failed, each in its own test. The first call is held at all its steps, so
-//! that the tests stay valid wherever the core flushes and locks.
+//! Combinations that once failed, each in its own test. The first call is held at each of its steps
+//! in turn, so the tests stay valid if the core's flushes and locks move.
 
 use bindery::arch::{AArch64, Riscv64, X86_64};
 use bindery_hosted::Walk;
@@ -44,7 +44,7 @@ fn meet_everywhere(held: &str, stepped_in: &str) {
     meet::<Riscv64<3>>(held, stepped_in, 0, Waits::Sometimes);
 }
 
-/// 1. A truncation checks which tables it may detach whole, before it locks them;
+/// 1. A truncation checks which whole tables it may detach, before it locks them;
 /// 2. a guard is installed in one of them, and the call returns;
 /// 3. the truncation detaches the table, and the guard with it.
 #[test]
@@ -52,9 +52,9 @@ fn a_guard_installed_during_a_truncation_stays() {
     meet_everywhere("truncate", "guard install in file");
 }
 
-/// 1. A truncation detaches a table, releases its locks, and has not flushed yet;
-/// 2. a guard is installed there, which needs a table: it replaces the old one;
-/// 3. a TLB still walks the old one.
+/// 1. A truncation has detached a table and released its locks but not flushed yet;
+/// 2. a guard is installed at its addresses, which needs a new table in place of the old one;
+/// 3. a TLB still walks the old table.
 #[test]
 fn no_table_replaces_another_before_its_flush() {
     meet::<AArch64>("truncate", "guard install in file", 0, Waits::Sometimes);
@@ -62,8 +62,8 @@ fn no_table_replaces_another_before_its_flush() {
 }
 
 /// 1. `write_user(X)` has found X's table and waits for its lock;
-/// 2. `mremap` moves the table to Y, and returns;
-/// 3. `write_user` gets the lock, and writes: to Y.
+/// 2. `mremap` moves the table to Y and returns;
+/// 3. `write_user` acquires the lock and writes to Y.
 #[test]
 fn a_late_write_user_never_reaches_the_target() {
     for held in ["write_user to anon", "write_user to file"] {
@@ -72,13 +72,13 @@ fn a_late_write_user_never_reaches_the_target() {
             meet::<AArch64>(held, moved, 4, Waits::MayAlways);
         }
     }
-    // The rest depends on its wait for a table lock.
+    // The remaining steps depend on a wait for a table lock.
     let (a, b) = (operation::<X86_64<4>>("write_user to anon"), operation("move anon, congruent"));
     let outcome = run(&a, &b, At::Contended, 0);
     assert_eq!(outcome.step, Some(Step::Relax), "it met no lock: {outcome:?}");
 }
 
-/// 1. A sync has write-protected the entry, releases the lock, and has not flushed yet;
+/// 1. A sync has write-protected the entry and released the lock but has not flushed;
 /// 2. `mprotect` finds an entry that is narrow enough, flushes nothing, and returns;
 /// 3. another CPU stores through its TLB.
 #[test]
@@ -86,7 +86,7 @@ fn no_store_succeeds_after_mprotect_read_beside_sync() {
     meet_everywhere("sync", "mprotect read");
 }
 
-/// As with a sync, but the entries were removed: `mprotect` finds none.
+/// As with a sync, but the entries were removed, so `mprotect` finds none.
 #[test]
 fn no_store_succeeds_after_mprotect_none_beside_punch() {
     for hole in ["punch", "punch all"] {

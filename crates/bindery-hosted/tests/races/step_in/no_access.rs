@@ -1,6 +1,6 @@
 //! Reclaim and `MADV_PAGEOUT` concurrent with calls that leave `PROT_NONE` entries, permanently or
-//! briefly. They take the entries of mappings without access, and never those of a move or an
-//! unmapping in progress.
+//! briefly. Both swap out the entries of mappings without access, but never the entries of a move
+//! or unmapping in progress.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::stops::{HoldAt, Stops};
 use crate::support::{GIB, MIB, READ_WRITE, fixed, options};
 
 const FROM: u64 = GIB;
-/// Not aligned for folios of 64 KiB to be one run of one table.
+/// Misaligned, so that a 64 KiB folio is not one run in one table.
 const TO: u64 = 2 * GIB + 2 * MIB - 5 * PAGE_SIZE;
 const PAGES: u64 = 32;
 const LENGTH: u64 = PAGES * PAGE_SIZE;
@@ -30,7 +30,7 @@ fn content(page: u64) -> u64 {
     page << 8 | 7
 }
 
-/// Folios of that order at [`FROM`], written and cold, which may be swapped out.
+/// Cold, written folios of that order at [`FROM`], which may be swapped out.
 fn cold_pages<A: Walk>(memory: &Memory<Stepped<A>>, order: u8) -> Space<'_, A> {
     if order > 0 {
         memory.folio_policy().set(Order(order), SizeMode::Always);
@@ -50,7 +50,7 @@ fn protect<A: Walk>(space: &Space<'_, A>, protection: Protection) {
     space.mprotect(VirtAddr(FROM), LENGTH, protection).unwrap();
 }
 
-/// The content of a page, here or where it may have moved.
+/// The content of a page, at its original address or at its destination.
 fn contents<A: Walk>(space: &Space<'_, A>, page: u64) -> Vec<u64> {
     let places = [FROM, TO].map(|base| VirtAddr(base + page * PAGE_SIZE));
     let is_there = |at: &VirtAddr| !matches!(space.inspect(*at), Inspection::Empty);
@@ -62,8 +62,8 @@ fn contents<A: Walk>(space: &Space<'_, A>, page: u64) -> Vec<u64> {
     places.into_iter().filter(is_there).map(read).collect()
 }
 
-/// One run: `held` at a step, with `other` in between. Returns whether the first reached the step.
-/// In the end each page exists once, unless one of the calls has dropped it.
+/// One run: `held` at a step, with `other` in between. Returns whether `held` reached the step. In
+/// the end each page exists once unless one of the calls has dropped it.
 fn run<A: Walk>(
     hold_at: HoldAt,
     order: u8,
@@ -115,7 +115,7 @@ fn moves<A: Walk>(space: &Space<'_, A>) {
     let (source, destination) = (VirtAddr(FROM), VirtAddr(TO));
     let what =
         PageMove { source, destination, length: LENGTH, allows_holes: true, ..PageMove::default() };
-    // If no other process has the pages.
+    // Succeeds only if no other process maps the pages.
     let _ = move_pages(space, &what);
 }
 
@@ -136,7 +136,7 @@ fn all<A: Walk>(order: u8) {
         // allowed again.
         meet::<A>(order, close, [takes, open], false);
         meet::<A>(order, close, [takes, discard], true);
-        // Pages that the others release temporarily remain theirs.
+        // Pages that the other calls release temporarily stay in place.
         meet::<A>(order, |_| (), [takes, close], false);
         meet::<A>(order, |_| (), [takes, discard], true);
         meet::<A>(order, |_| (), [takes, moves], false);
@@ -146,8 +146,8 @@ fn all<A: Walk>(order: u8) {
     a_locked_folio_keeps_its_entries::<A>(order, page_out);
 }
 
-/// A thread locks the folio of a page, and is held at each of its steps in turn. While it has the
-/// lock, reclaim and the advice leave the folio's entries as they are, and take all others.
+/// A thread locks the folio of a page and is held at each of its steps in turn. While it holds the
+/// lock, reclaim and the advice leave the folio's entries unchanged and swap out all others.
 fn a_locked_folio_keeps_its_entries<A: Walk>(order: u8, takes: Call<A>) {
     let refused = AtomicU32::new(0);
     for step in 0.. {
@@ -166,7 +166,7 @@ fn a_locked_folio_keeps_its_entries<A: Walk>(order: u8, takes: Call<A>) {
         let locks = || {
             testing::with_folio_locked(&memory, frame, || {
                 is_locked.store(true, Relaxed);
-                // Some steps.
+                // Passes some steps.
                 space.inspect(VirtAddr(FROM));
                 is_locked.store(false, Relaxed);
             });
@@ -174,7 +174,7 @@ fn a_locked_folio_keeps_its_entries<A: Walk>(order: u8, takes: Call<A>) {
         let meanwhile = || {
             let was_locked = is_locked.load(Relaxed);
             takes(&space);
-            // If it waited for readers, the other one was released, and may be over.
+            // If this call waited for readers, the other call was released and may have ended.
             let is_locked = is_locked.load(Relaxed);
             let is_out =
                 |entry: &&Inspection<A>| matches!(entry, Inspection::Absent(Absent::Swap { .. }));

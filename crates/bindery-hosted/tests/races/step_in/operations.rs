@@ -1,4 +1,4 @@
-//! The calls that are held and that run in between, each with its guarantees at the return.
+//! The calls that are held or run in between, each with its guarantees on return.
 
 use std::mem;
 
@@ -34,9 +34,9 @@ pub struct Revoked {
 /// The duration of a revocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Holds {
-    /// When the call returns; a fault may grant it again.
+    /// The revocation holds when the call returns; a fault may grant the right again.
     OnReturn,
-    /// Until one of these calls, by the beginnings of their names.
+    /// The revocation holds until one of the calls whose names begin like this.
     Until(&'static [&'static str]),
 }
 
@@ -58,11 +58,11 @@ impl Move {
 
 pub struct Operation<A: Walk> {
     pub name: &'static str,
-    /// Returns whether the call succeeded: only then does it guarantee anything.
+    /// Runs the call. Returns whether it succeeded; only a successful call guarantees anything.
     pub call: fn(&World<'_, A>) -> bool,
     pub revokes: Vec<Revoked>,
     pub holds: Holds,
-    /// It revokes pages of the file, wherever another call has moved their mapping.
+    /// Whether the call revokes pages of the file, wherever another call has moved their mapping.
     pub of_the_file: bool,
     /// Ranges of the space whose contents may change.
     pub loses: Vec<(u64, u64)>,
@@ -140,7 +140,7 @@ fn try_touch<A: Walk>(space: &Space<'_, A>, at: u64, pages: &[u64], access: Acce
     pages.iter().map(touch).fold(true, |all, one| all & one)
 }
 
-/// Attempts without a wait: an attempt that would wait is abandoned.
+/// Attempts that never wait; an attempt that would block is abandoned.
 fn give_up<A: Walk>(space: &Space<'_, A>) -> bool {
     for at in [FILE, PRIVATE, ANON, SHARED] {
         for page in [0, 5, 513] {
@@ -153,7 +153,7 @@ fn give_up<A: Walk>(space: &Space<'_, A>) -> bool {
     true
 }
 
-/// The page of a guard in the file's mapping, which has none before.
+/// The page of a guard in the file's mapping, which initially has no guard.
 const GUARDED: u64 = FILE + 769 * PAGE_SIZE;
 const PART: u64 = FILE + MIB;
 const UNGUARDS: &[&str] = &["guard remove", "munmap", "map over", "move"];
@@ -342,7 +342,7 @@ fn users<A: Walk>() -> Vec<Operation<A>> {
     ]
 }
 
-/// Works on the existing children, which no other thread can find meanwhile.
+/// Works on the existing children, which other threads cannot find in the meantime.
 fn with_children<'m, A: Walk>(
     world: &World<'m, A>,
     work: impl FnOnce(&[Space<'m, A>]) -> bool,
@@ -358,7 +358,7 @@ fn with_children<'m, A: Walk>(
 fn shared_memory<A: Walk>() -> Vec<Operation<A>> {
     let page = |number: u64| SHARED + number * PAGE_SIZE;
     vec![
-        // It maps only pages 4 to 7.
+        // The advice affects only pages 4 to 7, the only ones that this space maps.
         Operation::new("page out shared", |w| {
             advise(&w.space, SHARED, SHARED_LENGTH, Advice::PageOut)
         }),
@@ -377,7 +377,7 @@ fn shared_memory<A: Walk>() -> Vec<Operation<A>> {
         .revokes(Which::Space, page(5), 6 * PAGE_SIZE, Denied::Everything)
         .revokes(Which::Other, page(5), 6 * PAGE_SIZE, Denied::Everything)
         .loses(page(5), 6 * PAGE_SIZE),
-        // A page that is in swap is cut in two.
+        // The truncation cuts a page in swap.
         Operation::new("truncate shared", |w| w.shared.set_size(9 * PAGE_SIZE - 100).is_ok())
             .revokes(Which::Space, page(9), 7 * PAGE_SIZE, Denied::Everything)
             .revokes(Which::Other, page(9), 7 * PAGE_SIZE, Denied::Everything)

@@ -6,8 +6,8 @@
 //! TO     4 MiB   nothing
 //! ```
 //!
-//! CPU 2 has every page in its TLB, and stores to it while the first call is held. A stored value
-//! is found in the end, wherever the page has moved.
+//! CPU 2 holds every page in its TLB and stores to it while the first call is held. The stored
+//! value must be found in the end, wherever the page has moved.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -50,7 +50,7 @@ struct World<'m, A: Walk> {
     children: Mutex<Vec<AddressSpace<'m, Stepped<A>>>>,
 }
 
-/// A call, the pages that it may remove, and whether it leaves none at the source.
+/// A call, the pages that it may remove, and whether it leaves no page at the source.
 struct Call<A: Walk> {
     name: &'static str,
     call: fn(&World<'_, A>) -> bool,
@@ -66,8 +66,8 @@ fn moves<A: Walk>(world: &World<'_, A>, source: u64, destination: u64, length: u
     let (source, destination) = (VirtAddr(source), VirtAddr(destination));
     let what = PageMove { source, destination, length, allows_holes: true, ..PageMove::default() };
     let (moved, result) = move_pages(&world.space, &what);
-    // Errors of a move that runs into another call, which has changed a mapping, shared or pinned a
-    // page, or filled the destination.
+    // Errors of a move that conflicts with another call, which has changed a mapping, shared or
+    // pinned a page, or filled the destination.
     let expected = [Errno::EINVAL, Errno::ENOENT, Errno::EBUSY, Errno::EEXIST];
     assert!(result.is_err_and(|errno| expected.contains(&errno)) || moved == length);
     moved == length
@@ -136,7 +136,7 @@ impl<A: Walk> World<'_, A> {
         self.machine.store_user(self.space.root(), VirtAddr(at), value, |_| Err(())).is_ok()
     }
 
-    /// The addresses in the space that have the stamp of a page, of any round.
+    /// The addresses in the space that hold the stamp of a page, from any round.
     fn places(&self, space: &AddressSpace<'_, Stepped<A>>, page: u64) -> Vec<(u64, u64)> {
         let places = [FROM, TO, ELSEWHERE];
         let bases = places.iter().flat_map(|base| [*base, base + SHIFT]);
@@ -154,7 +154,7 @@ impl<A: Walk> World<'_, A> {
     }
 }
 
-/// One run: `held` at a step, with `other` in between. `None` if the first was never held.
+/// One run: `held` at a step, with `other` in between. `None` if `held` was never held.
 fn run<A: Walk>(held: &Call<A>, other: &Call<A>, hold_at: HoldAt, order: u8) -> Option<Phase> {
     let (machine, memory) = stepped::<A>(24 * MIB, Readers::Told);
     if order > 0 {
@@ -235,7 +235,8 @@ fn verify<A: Walk>(world: &World<'_, A>, newest: &[(u64, u64)], loses: bool) {
     check::check(memory, &spaces, &mut scratch).unwrap_or_else(|broken| panic!("{broken}"));
 }
 
-/// Each move is held at each of its steps while every call runs, and each call while the moves do.
+/// Each move is held at each of its steps while every call runs, and each call is held while every
+/// move runs.
 fn meet<A: Walk>(order: u8) {
     let calls = calls::<A>();
     for (number, first) in calls.iter().enumerate() {

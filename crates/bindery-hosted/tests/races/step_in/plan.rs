@@ -1,4 +1,4 @@
-//! The pairs of calls and the steps at which they meet. A table has the outcomes.
+//! The pairs of calls and the steps at which they meet. A table lists the outcomes.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -47,7 +47,7 @@ impl Tally {
 /// The runs of one architecture.
 struct Plan<A: Walk> {
     operations: Vec<Operation<A>>,
-    /// The number of steps of each call when it runs alone.
+    /// The number of steps of each call when no other call runs.
     steps: Vec<u32>,
     folio_order: u8,
     pairs: BTreeMap<(usize, usize), Tally>,
@@ -75,8 +75,8 @@ impl<A: Walk> Plan<A> {
         problems.iter().for_each(|problem| println!("    {problem}"));
     }
 
-    /// The points where a call can be held: at every step, and where it waits for a lock. For a
-    /// call with thousands of steps, one for each page, `at_most` thins out the middle.
+    /// The points where a call can be held: at every step and where it waits for a lock. For a call
+    /// with thousands of steps, `at_most` limits the number of points in the middle.
     fn places(&self, held: usize, at_most: u32) -> Vec<At> {
         let steps = self.steps[held];
         let stride = (steps / at_most).max(1);
@@ -128,7 +128,7 @@ impl<A: Walk> Plan<A> {
         })
     }
 
-    /// One line for each call: held, and stepping in.
+    /// One line for each call, as the held call and as the call that steps in.
     fn table(&self) -> String {
         const COUNTS: [&str; 5] = ["runs", "audited", "refused", "blocked", "wrong"];
         let mut table = format!("{:<42}{:>8}{:>8}{:>40}\n", A::NAME, "", "held", "stepping in");

@@ -1,4 +1,4 @@
-//! The guarantees of a call, from the view of a third CPU.
+//! The guarantees of a call, as a third CPU observes them.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::platform::Cpu;
@@ -10,7 +10,7 @@ use super::world::{
     ANON, BEFORE, FILE, FILE_PAGES, NUMBER, PRIVATE, PROBES, Probe, Which, World, is_shared, value,
 };
 
-/// The CPU that looks.
+/// The observing CPU.
 pub const WATCHER: Cpu = Cpu(2);
 
 /// Rounds of stores by the watcher.
@@ -25,8 +25,7 @@ pub struct Audit<'a, 'm, A: Walk> {
     pub problems: Vec<String>,
 }
 
-/// Places that `write_user` must not have written after a move has returned: addresses and
-/// contents.
+/// Places to which `write_user` must not write after a move has returned: addresses and contents.
 pub type Late = Vec<(u64, u64)>;
 
 impl<A: Walk> Audit<'_, '_, A> {
@@ -40,7 +39,8 @@ impl<A: Walk> Audit<'_, '_, A> {
     }
 
     /// Checks the guarantees of the call that stepped in, after it has returned and while the other
-    /// one is still held. `stored` has the values that the watcher stored at the probes before.
+    /// call is still held. `stored` holds the values that the watcher previously stored at the
+    /// probes.
     pub fn on_return(&mut self, stored: &[Option<u64>]) -> Late {
         self.machine_saw_nothing();
         self.revoked(self.stepped_in, "returned");
@@ -51,9 +51,9 @@ impl<A: Walk> Audit<'_, '_, A> {
         self.moved_for_good()
     }
 
-    /// Checks the guarantees after both are over; `done` tells which of them succeeded.
+    /// Checks the guarantees after both calls have returned; `done` holds which of them succeeded.
     pub fn at_the_end(&mut self, done: [bool; 2], late: &Late) {
-        // Before any access: on x86-64 a fault removes a stale translation.
+        // Audits before any access, because on x86-64 a fault removes a stale translation.
         self.world.machine.audit();
         self.machine_saw_nothing();
         let pairs = [(self.held, self.stepped_in), (self.stepped_in, self.held)];
@@ -103,12 +103,12 @@ impl<A: Walk> Audit<'_, '_, A> {
         }
     }
 
-    /// The probes in what was revoked, and where a move of the other call has taken them.
+    /// The probes in the revoked range, and their new addresses if the other call has moved them.
     fn probes_in(&self, operation: &Operation<A>, revoked: &Revoked) -> Vec<Probe> {
         let inside = |at: u64| revoked.start <= at && at < revoked.end;
         let mut probes = Vec::new();
         if operation.name == "fork" && self.involves("pin") {
-            // A pinned page stays the parent's, also for writes: the child has a copy.
+            // The parent retains a pinned page, also for writes, since the child has a copy.
             return probes;
         }
         for probe in PROBES.into_iter().filter(|p| p.which == revoked.which && inside(p.at)) {
@@ -157,8 +157,8 @@ impl<A: Walk> Audit<'_, '_, A> {
     }
 
     /// Checks that anonymous and shared memory have the same content as before the two calls, in
-    /// memory or in swap. `seen` has the values that the watcher stored or loaded, in order of
-    /// time.
+    /// memory or in swap. `seen` holds the values that the watcher stored or loaded, in
+    /// chronological order.
     pub fn swapped_contents(&mut self, seen: &[Vec<Option<u64>>]) {
         for (number, probe) in PROBES.into_iter().enumerate() {
             let mut stored = seen.iter().rev().find_map(|round| round[number]);
@@ -197,7 +197,7 @@ impl<A: Walk> Audit<'_, '_, A> {
         }
     }
 
-    /// The child does not see what its parent has stored since.
+    /// Checks that the child does not see its parent's later stores.
     pub fn child_is_apart(&mut self) {
         for probe in PROBES.into_iter().filter(|probe| probe.which == Which::Child) {
             if probe.at < PRIVATE || !self.child_stays() {
@@ -216,7 +216,7 @@ impl<A: Walk> Audit<'_, '_, A> {
         lost.any(|(start, end)| *start <= probe.at && probe.at < *end)
     }
 
-    /// A child that was just forked has its parent's content, whatever the parent stores.
+    /// A newly forked child has its parent's content, whatever the parent stores afterwards.
     fn new_child(&mut self, stored: &[Option<u64>]) {
         if self.stepped_in.name != "fork" {
             return;
@@ -239,8 +239,8 @@ impl<A: Walk> Audit<'_, '_, A> {
         }
     }
 
-    /// An architecture may demand break-before-make. There no entry names another table or page
-    /// than the one that a TLB still holds for it, even while a call is under way.
+    /// On architectures that demand break-before-make, no entry may refer to a different table or
+    /// page than a TLB still holds for that entry, even while a call is in progress.
     fn breaks_were_made(&mut self) {
         self.world.machine.audit();
         for violation in self.world.machine.take_violations() {
@@ -257,8 +257,8 @@ impl<A: Walk> Audit<'_, '_, A> {
         }
     }
 
-    /// The content at the new place of a move that has returned: calls that began before it with
-    /// the old place must not write there any more.
+    /// The content at the new place of a move that has returned: calls that began before the move,
+    /// at the old place, must no longer write there.
     fn moved_for_good(&self) -> Late {
         let Some(moves) = self.stepped_in.moves else { return Late::new() };
         if !self.held.name.starts_with("write_user") {

@@ -15,13 +15,13 @@ use crate::support::{GIB, MIB, fixed, options};
 
 const AT: u64 = GIB;
 const PAGES: u64 = 32;
-/// One page in each is cold as well.
+/// The number of tables; one page in each is cold as well.
 const TABLES: u64 = 8;
 
 /// The outcome of one run.
 struct Outcome {
-    /// The progress of the second call when the reclaimer was released; `None` if that was never
-    /// held.
+    /// The progress of the second call when the reclaimer was released; `None` if the reclaimer was
+    /// never held.
     phase: Option<Phase>,
     /// Pages in swap when both had returned.
     out: u64,
@@ -37,8 +37,8 @@ fn content(page: VirtAddr) -> [u8; 8] {
     (page.0 | 7).to_le_bytes()
 }
 
-/// Holds a reclaimer at a step, and runs `call` with the frame of the first page, and a function
-/// that releases the reclaimer.
+/// Holds a reclaimer at a step and runs `call` with the frame of the first page and a function that
+/// releases the reclaimer.
 fn run<A: Walk>(
     hold_at: HoldAt,
     order: u8,
@@ -97,12 +97,12 @@ fn what_mlock_has_returned_for_stays<A: Walk>(order: u8) {
     assert!(returned > 0, "mlock always waited");
 }
 
-/// The page stays in memory as long as the reference lasts, and its content as long as it is
-/// mapped.
+/// The page stays in memory as long as the reference lasts, and its content survives as long as it
+/// is mapped.
 fn what_somebody_holds_stays<A: Walk>(order: u8) {
     for step in 0.. {
         let outcome = run::<A>(HoldAt::Number(step), order, |space, frame, goes_on| {
-            // `None` if it was freed already.
+            // `None` if the frame was already freed.
             let _ = with_reference(space.memory(), frame, |_, _| goes_on());
         });
         if outcome.phase.is_none() {

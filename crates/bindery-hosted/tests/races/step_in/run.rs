@@ -23,9 +23,9 @@ const MEMORY: u64 = 32 * MIB;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum At {
     Step(u32),
-    /// Where it first waits for a table lock that a fault holds, which is released afterwards.
+    /// At A's first wait for a table lock that a fault holds; the fault is released afterwards.
     Contended,
-    /// Nowhere, to count its steps.
+    /// Nowhere, to count A's steps.
     Nowhere,
 }
 
@@ -44,13 +44,13 @@ pub enum Verdict {
 #[derive(Debug)]
 pub struct Outcome {
     pub verdict: Verdict,
-    /// The number of steps that A passed before it was held, or in all.
+    /// The number of steps that A passed before it was held, or in total.
     pub steps: u32,
     pub step: Option<Step>,
     pub problems: Vec<String>,
 }
 
-/// Releases every call at the end of the run, however it ends.
+/// Releases every call at the end of the run, even after a panic.
 struct Releases<'a>(&'a Stops);
 
 impl Drop for Releases<'_> {
@@ -68,8 +68,8 @@ pub fn run<A: Walk>(
     at: At,
     folio_order: u8,
 ) -> Outcome {
-    // In every second run, unlinked items wait although there are no readers: a walk that still
-    // finds them then finds them unchanged.
+    // In every second run, unlinked items wait although no reader exists, so a walk that still
+    // finds them finds them unchanged.
     let readers = match at {
         At::Step(number) if !number.is_multiple_of(2) => Readers::NotTold,
         _ => Readers::Told,
@@ -149,7 +149,7 @@ pub fn run<A: Walk>(
     Outcome { verdict, steps, step, problems }
 }
 
-/// Waits for the end of a call, if there is one. Returns whether the call did its work.
+/// Waits for the end of a call, if one exists. Returns whether the call succeeded.
 fn is_done(
     who: &str,
     call: Option<thread::ScopedJoinHandle<'_, Option<bool>>>,
@@ -167,7 +167,8 @@ fn copy_a_page<A: Walk>(world: &World<'_, A>) -> bool {
     world.space.fault(VirtAddr(ANON + 5 * PAGE_SIZE), Access::Write).is_ok()
 }
 
-/// The watcher continues to store, its values are saved, and the auditor finds nothing.
+/// Checks that the watcher can continue to store, its values are saved, and the auditor finds
+/// nothing.
 fn finish<A: Walk>(audit: &mut Audit<'_, '_, A>, with_child: bool) {
     let found = catch_unwind(AssertUnwindSafe(|| {
         for (round, when) in [(4, "by the first sync"), (5, "though written after a sync")] {

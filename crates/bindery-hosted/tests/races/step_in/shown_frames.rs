@@ -8,8 +8,8 @@
 //! child             as the space when it forked
 //! ```
 //!
-//! CPU 2 has every probe in its TLB. The frames before the revoke and those after it have different
-//! contents.
+//! CPU 2 holds every probe in its TLB. The frames before the revoke and the frames after it have
+//! different contents.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -38,7 +38,7 @@ const COPIED: [u64; 2] = [1, 601];
 /// The first pages of the two blocks.
 const PLACES: [u64; 2] = [0, 600];
 
-/// The bits of a stored value that say where it was stored.
+/// The bits of a stored value that identify where it was stored.
 const OLD: u64 = 1 << 32;
 const NEW: u64 = 2 << 32;
 const COPY: u64 = 3 << 32;
@@ -48,7 +48,7 @@ struct World<'m, A: Walk> {
     memory: &'m Memory<Stepped<A>>,
     driver: &'m Driver,
     object: Object<'m, Stepped<A>>,
-    /// The frames that a revoke shows from then on.
+    /// The frames that are shown after a revoke.
     new: [FrameRange; 2],
     space: AddressSpace<'m, Stepped<A>>,
     children: Mutex<Vec<AddressSpace<'m, Stepped<A>>>>,
@@ -157,7 +157,8 @@ impl<A: Walk> World<'_, A> {
         self.machine.store_user(space.root(), VirtAddr(at), value, handle).unwrap();
     }
 
-    /// Verifies that no program sees a frame of before the revoke, with what TLBs have.
+    /// Verifies that no program reaches a frame from before the revoke, even through cached
+    /// translations.
     fn shows_nothing_old(&self, when: &str) {
         let children = self.children.lock().unwrap();
         for space in children.iter().chain([&self.space]) {
@@ -189,7 +190,7 @@ impl<A: Walk> World<'_, A> {
     }
 }
 
-/// Releases the calls at the end of the run, however it ends.
+/// Releases the calls at the end of the run, even after a panic.
 struct Releases<'a>(&'a Stops);
 
 impl Drop for Releases<'_> {
@@ -198,7 +199,7 @@ impl Drop for Releases<'_> {
     }
 }
 
-/// One run: `held` at a step, with `other` in between. `None` if the first was never held.
+/// One run: `held` at a step, with `other` in between. `None` if `held` was never held.
 fn run<A: Walk>(held: &Call<A>, other: &Call<A>, hold_at: HoldAt) -> Option<Phase> {
     let (machine, memory) = stepped::<A>(24 * MIB, Readers::Told);
     memory.swap_on(512, 0).unwrap();
@@ -264,7 +265,7 @@ fn run<A: Walk>(held: &Call<A>, other: &Call<A>, hold_at: HoldAt) -> Option<Phas
     let World { space, children, object, .. } = world;
     drop((space, children, object));
     for block in new.into_iter().chain(old) {
-        // SAFETY: 1. allocated above; 2. no program is left.
+        // SAFETY: 1. the block was allocated above; 2. no program is left.
         assert!(unsafe { memory.free_frames(block) }, "{block:?} is counted as mapped");
     }
     phase
@@ -278,8 +279,8 @@ fn verify<A: Walk>(world: &World<'_, A>) {
     check::check(world.memory, &spaces, &mut scratch).unwrap_or_else(|broken| panic!("{broken}"));
 }
 
-/// Each revoke is held at each of its steps while every call runs, and each call while the revokes
-/// do.
+/// Each revoke is held at each of its steps while every call runs, and each call is held while
+/// every revoke runs.
 fn meet<A: Walk>() {
     let calls = calls::<A>();
     for (number, first) in calls.iter().enumerate() {

@@ -17,9 +17,10 @@ pub struct Stepped<A: Walk>(Machine<A>, Readers);
 /// Whether the machine reports when read sections are over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Readers {
-    /// It reports that, so that unlinked items are freed at once if no reader is inside.
+    /// The machine reports completed sections, so unlinked items are freed at once if no reader is
+    /// inside.
     Told,
-    /// It never reports that, so that all unlinked items wait.
+    /// The machine never reports completed sections, so all unlinked items wait.
     NotTold,
 }
 
@@ -44,7 +45,7 @@ pub fn stepped<A: Walk>(bytes: u64, readers: Readers) -> (Machine<A>, Memory<Ste
     (machine, memory)
 }
 
-/// Files in memory. A call can be held in the pager: after a read, or before a store.
+/// Files in memory. A call can be held in the pager, after a read or before a store.
 #[derive(Default)]
 pub struct SteppedFiles(MemoryFiles);
 
@@ -85,14 +86,14 @@ impl Pager for SteppedFiles {
     }
 }
 
-/// A lock that reports when a thread has to wait for it. A call can be held with a mutex, and
-/// before a spin lock; not with a spin lock, which is released where calls are held.
+/// A lock that reports when a thread has to wait for it. A call can be held while it holds a mutex
+/// and before it acquires a spin lock, but not while it holds one.
 pub struct SteppedLock<const MUTEX: bool>(LockApi05<parking_lot::RawMutex>);
 
 type State = <LockApi05<parking_lot::RawMutex> as RawLock>::State;
 
-// SAFETY: the lock is parking_lot's, and nothing else touches it. A call that is held behind it has
-// given it back.
+// SAFETY: the lock is parking_lot's, and no other code accesses it. A call that is held after the
+// unlock has already released the lock.
 unsafe impl<const MUTEX: bool> RawLock for SteppedLock<MUTEX> {
     const UNLOCKED: Self = Self(LockApi05::UNLOCKED);
 
@@ -123,8 +124,8 @@ unsafe impl<const MUTEX: bool> RawLock for SteppedLock<MUTEX> {
     }
 }
 
-// SAFETY: each call goes to the hosted machine, which keeps the contract. A held call takes longer,
-// and returns no earlier.
+// SAFETY: each call is forwarded to the hosted machine, which meets the contract. A held call only
+// takes longer; it never returns earlier.
 unsafe impl<A: Walk> Platform for Stepped<A> {
     type Arch = A;
     type Mutex = SteppedLock<true>;

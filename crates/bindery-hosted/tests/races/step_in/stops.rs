@@ -2,11 +2,11 @@
 //!
 //! A thread has one of three roles. Its call passes numbered *steps*: every outermost `enter_read`
 //! and `leave_read`, every `invalidate`, every release of a table lock and of a mutex, every
-//! `relax` and every `park`, and every call of the pager. At the chosen one it is held until the
-//! conductor releases it.
+//! `relax` and every `park`, and every call of the pager. At the chosen step, the thread is held
+//! until the conductor releases it.
 //!
 //! Whether a call waits for a held one is counted, not timed. While one call is held, only the
-//! other one runs, so a lock that it does not get is the held call's.
+//! other call runs, so a lock that the other call cannot acquire belongs to the held call.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +18,7 @@ use std::time::Duration;
 use bindery::platform::Cpu;
 use bindery_hosted::{Machine, Walk};
 
-/// Rounds of `relax` after which a call counts as waiting for the one that is held.
+/// Rounds of `relax` after which a call counts as waiting for the held call.
 const PATIENCE: u32 = 256;
 /// The time after which calls that neither end nor wait count as hung.
 const HANGS: Duration = Duration::from_secs(120);
@@ -45,7 +45,8 @@ pub enum HoldAt {
     Number(u32),
     /// At the first step of this kind.
     First(Step),
-    /// Before it takes a watched spin lock ([`Stops::watch`]) again, after this many times.
+    /// Before the next acquisition of a watched spin lock ([`Stops::watch`]), after this number of
+    /// acquisitions.
     SpinLock(u32),
 }
 
@@ -66,7 +67,7 @@ pub enum Phase {
     #[default]
     Running,
     Held,
-    /// It has waited for another call.
+    /// The call has waited for another call.
     Waiting,
     Finished,
 }
@@ -74,7 +75,7 @@ pub enum Phase {
 #[derive(Default)]
 struct Actor {
     phase: Phase,
-    /// Held inside a read section.
+    /// Whether the call is held inside a read section.
     inside: bool,
     go_on: bool,
     step: Option<Step>,
@@ -103,7 +104,7 @@ struct Here {
 thread_local! {
     static HERE: RefCell<Option<Here>> = const { RefCell::new(None) };
     static AWAKE: Cell<bool> = const { Cell::new(false) };
-    /// The spin locks that this thread has taken, if they are noted.
+    /// The spin locks that this thread has acquired, if they are being recorded.
     static NOTED: RefCell<Option<Vec<usize>>> = const { RefCell::new(None) };
 }
 
@@ -128,9 +129,9 @@ impl Stops {
         result.ok()
     }
 
-    /// Makes the call `held` on one CPU, held at a step, and `other` on another one in between.
-    /// Returns the progress of that when the first was released; `None` if the first never reached
-    /// the step.
+    /// Runs `held` on one CPU, holds it at a step and runs `other` on another CPU in between.
+    /// Returns the progress of `other` when `held` was released; `None` if `held` never reached the
+    /// step.
     pub fn meet<A: Walk>(
         self: &Arc<Self>,
         machine: &Machine<A>,
@@ -155,7 +156,7 @@ impl Stops {
         })
     }
 
-    /// Watches the spin locks that `call` takes on this thread.
+    /// Watches the spin locks that `call` acquires on this thread.
     pub fn watch(&self, call: impl FnOnce()) {
         NOTED.set(Some(Vec::new()));
         call();
@@ -169,7 +170,7 @@ impl Stops {
         self.changed.notify_all();
     }
 
-    /// Waits until the call is held, waits itself, or is over.
+    /// Waits until the call is held, is itself waiting, or has returned.
     pub fn wait_for(&self, role: Role) -> Phase {
         let actors = self.actors.lock().unwrap_or_else(PoisonError::into_inner);
         let (actors, timeout) = self
@@ -185,7 +186,7 @@ impl Stops {
         actors[role as usize].phase
     }
 
-    /// Releases the call, and never holds it again.
+    /// Releases the call and never holds it again.
     pub fn release(&self, role: Role) {
         self.change(role, |actor| {
             actor.go_on = true;
@@ -195,8 +196,8 @@ impl Stops {
         });
     }
 
-    /// The step where the call was held, and the number of steps before it or, if it was never
-    /// held, in all.
+    /// The step where the call was held, and the number of earlier steps or, if the call was never
+    /// held, of all steps.
     pub fn steps(&self, role: Role) -> (Option<Step>, u32) {
         let actors = self.actors.lock().unwrap_or_else(PoisonError::into_inner);
         (actors[role as usize].step, actors[role as usize].steps)
@@ -225,7 +226,7 @@ impl Stops {
     }
 }
 
-/// Runs a call that must not sleep, and panics if it might.
+/// Runs a call that must not sleep. Panics if the call might sleep.
 pub fn awake<R>(call: impl FnOnce() -> R) -> R {
     struct Ends;
     impl Drop for Ends {
@@ -243,7 +244,7 @@ pub fn might_sleep() {
     assert!(!AWAKE.get(), "a call that must not sleep might");
 }
 
-/// The calling thread passes a step, and is held there if it is the chosen one.
+/// The calling thread passes a step and is held there if it is the chosen step.
 pub fn pass(step: Step) {
     let chosen = HERE.with_borrow_mut(|here| {
         let here = here.as_mut()?;
@@ -265,8 +266,8 @@ pub fn pass(step: Step) {
     }
 }
 
-/// The calling thread is about to take the spin lock at this address. This does not count as a
-/// step.
+/// The calling thread is about to acquire the spin lock at this address. The acquisition does not
+/// count as a step.
 pub fn takes_spin_lock(address: usize) {
     NOTED.with_borrow_mut(|noted| noted.iter_mut().for_each(|noted| noted.push(address)));
     let chosen = HERE.with_borrow_mut(|here| {
@@ -311,7 +312,7 @@ fn change_depth(by: i32) {
     });
 }
 
-/// The role of this thread, and in which run.
+/// The role of this thread and the run to which it belongs.
 fn playing() -> Option<(Arc<Stops>, Role)> {
     HERE.with_borrow(|here| here.as_ref().map(|here| (Arc::clone(&here.stops), here.role)))
 }
@@ -329,7 +330,8 @@ pub fn relaxes() {
     }
 }
 
-/// The calling thread is about to sleep, if `unchanged` still returns true once it may.
+/// Called by a thread that is about to sleep. The thread sleeps only if `unchanged` still returns
+/// true once it is allowed to continue.
 pub fn parks(unchanged: impl Fn() -> bool) {
     pass(Step::Park);
     if unchanged() {
@@ -337,7 +339,7 @@ pub fn parks(unchanged: impl Fn() -> bool) {
     }
 }
 
-/// The calling thread found a lock taken, and is about to sleep until it gets it.
+/// The calling thread found a lock held and is about to sleep until it acquires the lock.
 pub fn blocks() {
     if let Some((stops, role)) = playing() {
         stops.waits(role);

@@ -54,7 +54,7 @@ struct World<'m, A: Walk> {
     fd: Userfault<'m, Stepped<A>>,
     space: Space<'m, A>,
     children: Mutex<Vec<Space<'m, A>>>,
-    /// The one in compressed memory, and the device's.
+    /// The area in compressed memory and the device's area.
     areas: [SwapArea; 2],
 }
 
@@ -109,7 +109,7 @@ impl<'m, A: Walk> World<'m, A> {
         out(8).unwrap();
         memory.resume_swapping_to(&compressed);
         let child = space.fork().unwrap();
-        // These are private to the space again; only such pages can be moved.
+        // These pages are private to the space again; only such pages can be moved.
         for page in (0..8).chain(24..PAGES) {
             space.fault(at(FROM, page), Access::Write).unwrap();
         }
@@ -150,7 +150,7 @@ fn verbs<A: Walk>() -> Vec<Verb<A>> {
             let touch = |page| w.space.fault(at(FROM, page), Access::Write).is_ok();
             [0, 9, 17, 31].into_iter().map(touch).fold(true, |all, one| all & one)
         }),
-        // Pages 8 to 15 are being written: a write to one takes its folio over.
+        // Pages 8 to 15 are under writeback, and a write fault on one of them reuses its folio.
         verb("take back", |w| w.space.fault(at(FROM, 10), Access::Write).is_ok()),
         verb("complete", |w| w.device.complete(w.memory)),
         verb("fork", |w| {
@@ -202,7 +202,7 @@ fn verbs<A: Walk>() -> Vec<Verb<A>> {
     ]
 }
 
-/// The triples: held first, held second, and the one that runs.
+/// The triples: the call held first, the call held second, and the call that runs.
 const TRIPLES: [[&str; 3]; 9] = [
     ["pageout", "fault", "fork"],
     ["MOVE", "pageout", "munmap"],
@@ -219,7 +219,7 @@ const TRIPLES: [[&str; 3]; 9] = [
 #[derive(Clone, Copy, Default)]
 struct Met {
     held: [bool; 2],
-    /// The number of steps that they passed, before they were held or in all.
+    /// The number of steps that the calls passed, before they were held or in total.
     steps: [u32; 2],
 }
 
@@ -255,7 +255,7 @@ fn meet<A: Walk>(calls: [&Verb<A>; 3], places: [u32; 2]) -> Met {
         for role in [Role::Meanwhile, Role::Held] {
             stops.release(role);
         }
-        // The test alone completes requests, and calls may wait for one.
+        // Only the test completes requests, and calls may wait for one.
         while running.iter().any(|call| !call.is_finished()) {
             if !device.complete(&memory) {
                 thread::sleep(Duration::from_micros(50));

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Both userfaultfds get all messages about changes. One call is held at each of its steps while
-//! another one runs. Then the first continues. At the end, both userfaultfds are closed, and both
+//! another call runs. Then the first continues. At the end, both userfaultfds are closed, and both
 //! calls have to return.
 
 use std::sync::{Arc, Mutex};
@@ -52,10 +52,10 @@ enum Of {
 struct World<'m, A: Walk> {
     machine: Machine<A>,
     space: AddressSpace<'m, Stepped<A>>,
-    /// As descriptors: a thread that uses one keeps it open.
+    /// The userfaultfds as descriptors. A thread that uses a descriptor keeps it open.
     descriptors: [Mutex<Option<Arc<Fd<'m, A>>>>; 2],
     children: Mutex<Vec<AddressSpace<'m, Stepped<A>>>>,
-    /// Messages of children that were read.
+    /// Descriptors of children, received in fork messages.
     inherited: Mutex<Vec<Fd<'m, A>>>,
 }
 
@@ -83,7 +83,7 @@ impl<'m, A: Walk> World<'m, A> {
         was_open
     }
 
-    /// A handler in another process exits: its userfaultfds are closed with unread messages,
+    /// A handler in another process exits. Its userfaultfds are closed with unread messages,
     /// without notice to the address space.
     fn die(&self) -> bool {
         let all = [Of::From, Of::To].map(|of| self.descriptors[of as usize].lock().unwrap().take());
@@ -105,7 +105,7 @@ impl<'m, A: Walk> World<'m, A> {
                 match stops::awake(move || polled.poll()) {
                     Ok(FaultPoll::Ready(_)) => break,
                     Ok(FaultPoll::Pending(on)) => self.park(at, on),
-                    // Another thread has a lock.
+                    // Another thread holds a lock.
                     Ok(FaultPoll::NeedsThread) => match wait.wait() {
                         Ok(_) => break,
                         Err(_) => return false,
@@ -129,7 +129,7 @@ impl<'m, A: Walk> World<'m, A> {
         self.space.memory().platform().park_for_handler(on.word(), on.expected());
     }
 
-    /// Reads one message, and handles it.
+    /// Reads and handles one message.
     fn serve(&self, of: Of) -> bool {
         self.with(of, |fd| match fd.try_read() {
             Some(UserfaultMessage::Fault(fault)) => {
@@ -151,8 +151,8 @@ impl<'m, A: Walk> World<'m, A> {
             let moved =
                 self.space.handler(fd).move_pages(VirtAddr(to), VirtAddr(from), LENGTH, mode);
             let Err(partial) = moved else { return true };
-            // Another call changes the mappings, has unmapped one, has closed this one, shares
-            // pages with a child, or has filled the destination.
+            // Another call is changing the mappings, has unmapped one, has closed this userfaultfd,
+            // shares pages with a child, or has filled the destination.
             let is_known = matches!(
                 partial.error,
                 Error::TryAgain
@@ -240,7 +240,7 @@ fn join(thread: ScopedJoinHandle<'_, bool>, name: &str, why: &str) -> bool {
     let begin = Instant::now();
     while !thread.is_finished() {
         if begin.elapsed() > HANGS {
-            // A scope would wait for the thread.
+            // Aborts, because a panic would make the scope wait for the thread.
             eprintln!("{name} hangs: {why}");
             std::process::abort();
         }
@@ -249,7 +249,7 @@ fn join(thread: ScopedJoinHandle<'_, bool>, name: &str, why: &str) -> bool {
     thread.join().unwrap()
 }
 
-/// One run: `held` at a step, with `other` in between. `None` if the first was never held.
+/// One run: `held` at a step, with `other` in between. `None` if `held` was never held.
 fn run<A: Walk>(held: &Call<A>, other: &Call<A>, hold_at: HoldAt, order: u8) -> Option<Phase> {
     let (machine, memory) = stepped::<A>(16 * MIB, Readers::Told);
     if order > 0 {
@@ -286,7 +286,7 @@ fn run<A: Walk>(held: &Call<A>, other: &Call<A>, hold_at: HoldAt, order: u8) -> 
         };
         let is_served = phase == Phase::Finished && other.name == SERVE;
         let (first, second) = if is_served && [FAULT, POLLED, DISCARD].contains(&held.name) {
-            // Its message was the only one.
+            // The message of the waiting fault was the only one.
             if join(second, other.name, "it waits for nobody") {
                 join(first, held.name, "it was served");
                 (None, None)
@@ -324,7 +324,7 @@ fn verify<A: Walk>(world: &World<'_, A>, loses: bool) {
             let found = places(space, page);
             assert!(found == 1 || loses && found == 0, "page {page} is at {found} places");
         }
-        // The handlers have ended: no fault waits.
+        // The handlers have ended, so no fault waits.
         for at in
             PLACES.into_iter().flat_map(|at| (0..PAGES).map(move |page| at + page * PAGE_SIZE))
         {
@@ -334,7 +334,7 @@ fn verify<A: Walk>(world: &World<'_, A>, loses: bool) {
     }
 }
 
-/// The number of addresses where a page is.
+/// The number of addresses that hold a page.
 fn places<A: Walk>(space: &AddressSpace<'_, Stepped<A>>, page: u64) -> usize {
     let at = PLACES.map(|base| VirtAddr(base + page * PAGE_SIZE));
     let stands = |at: &&VirtAddr| matches!(space.inspect(**at), Inspection::Page { .. });
@@ -346,7 +346,7 @@ fn places<A: Walk>(space: &AddressSpace<'_, Stepped<A>>, page: u64) -> usize {
     at.iter().filter(stands).filter(is_it).count()
 }
 
-/// Each call is held at each of its steps while every other one runs.
+/// Each call is held at each of its steps while every other call runs.
 fn meet<A: Walk>(order: u8) {
     let calls = calls::<A>();
     // The exit of a handler takes no step of the core.
@@ -361,7 +361,7 @@ fn meet<A: Walk>(order: u8) {
             }
             println!("{} and {}: {held} steps, {ended} ended", first.name, second.name);
             assert!(held > 0, "{} has no steps", first.name);
-            // A handler that ends never waits, and the others wait only part of the time.
+            // A handler that ends never waits, and the other calls wait only at some steps.
             let expected = match second.name {
                 DIE => held,
                 SERVE | CLOSE_FROM | CLOSE_TO => 1,

@@ -2,20 +2,20 @@
 //! CPU that has touched every page.
 //!
 //! ```text
-//! space   FILE     4 MiB, shared     pages 0, 1, 513, 769 written
-//!         PRIVATE  4 MiB, private    page 3 copied, pages 0, 600, 601 the file's
-//!         ANON     4 MiB, anonymous  pages 0, 1 the space's own, pages 5, 512 shared with the child;
-//!                                    pages 560 to 567 in swap and shared, 576 to 583 in swap and own;
-//!                                    guards at 776 and 777
-//!         SHARED   memory that is shared, 16 pages: 0 to 3 of both spaces, 4 to 7 the space's,
-//!                  8 to 15 in swap
-//! other   FILE     4 MiB, shared
-//!         SHARED   the same
-//! child   as the space when it forked
+//! space FILE    4 MiB, shared     pages 0, 1, 513, 769 written
+//!       PRIVATE 4 MiB, private    page 3 copied, pages 0, 600, 601 the file's
+//!       ANON    4 MiB, anonymous  pages 0, 1 the space's own, pages 5, 512 shared with the child;
+//!                                 pages 560 to 567 in swap and shared, 576 to 583 in swap and own;
+//!                                 guards at 776 and 777
+//!       SHARED  memory that is shared, 16 pages: 0 to 3 of both spaces, 4 to 7 the space's,
+//!               8 to 15 in swap
+//! other FILE    4 MiB, shared
+//!       SHARED  the same
+//! child as the space when it forked
 //! ```
 //!
-//! CPU 2 loads and stores at the *probes*, with what its TLB and the tables allow and no fault
-//! handler behind it.
+//! CPU 2 loads and stores at the *probes*, as its TLB and the tables allow, without a fault
+//! handler.
 
 use std::sync::Mutex;
 
@@ -35,7 +35,7 @@ pub const ANON: u64 = 2 * GIB;
 /// Shared memory.
 pub const SHARED: u64 = GIB + 32 * MIB;
 pub const SHARED_LENGTH: u64 = 16 * PAGE_SIZE;
-/// A mapping that keeps the upper table of `ANON` in use after `ANON` has moved.
+/// A mapping that keeps the upper-level table of `ANON` in use after `ANON` has moved.
 const ANCHOR: u64 = ANON + 16 * MIB;
 pub const ELSEWHERE: u64 = 3 * GIB;
 pub const LENGTH: u64 = 4 * MIB;
@@ -102,15 +102,15 @@ pub fn is_shared(at: u64) -> bool {
     (SHARED..SHARED + SHARED_LENGTH).contains(&at)
 }
 
-/// The value that the probe stores in a round: the same at all addresses of one page of an object.
+/// The value that the probe stores in a round, the same at all addresses of one page of an object.
 pub fn value(probe: Probe, round: u64) -> u64 {
     round << 32 | probe.at
 }
 
-/// The round of the writes before the child is made.
+/// The round of the writes before the fork.
 pub const BEFORE: u64 = 0;
 
-/// The file's pages that probes are in.
+/// The file's pages that contain probes.
 pub const FILE_PAGES: [u64; 4] = [0, 1, 513, 769];
 
 pub struct World<'m, A: Walk> {
@@ -126,7 +126,7 @@ pub struct World<'m, A: Walk> {
 }
 
 impl<'m, A: Walk> World<'m, A> {
-    /// Created on CPU 2, where the calling thread is.
+    /// Creates the world on CPU 2, the calling thread's CPU.
     pub fn new(
         machine: &Machine<A>,
         memory: &'m Memory<Stepped<A>>,
@@ -200,7 +200,8 @@ impl<'m, A: Walk> World<'m, A> {
             touch(other, SHARED, &[page], Access::Write);
         }
         let child = space.fork().unwrap();
-        // Copied before they are swapped out: the child's are in memory.
+        // The space's pages are copied before they are swapped out; the child's pages are in
+        // memory.
         let own: Vec<u64> = (SWAPPED_PAGES[1]..SWAPPED_PAGES[1] + SWAPPED).collect();
         touch(space, ANON, &own, Access::Write);
         page_out(SWAPPED_PAGES[1]);
@@ -227,14 +228,14 @@ impl<'m, A: Walk> World<'m, A> {
         self.machine.load_user(root, VirtAddr(at), |_| Err(())).ok()
     }
 
-    /// Whether CPU 2 may store at the probe; if so, it has.
+    /// Stores at the probe on CPU 2 if allowed. Returns whether it was.
     pub fn store(&self, probe: Probe, value: u64) -> bool {
         let root = self.root(probe.which);
         self.machine.store_user(root, VirtAddr(probe.at), value, |_| Err(())).is_ok()
     }
 
-    /// Stores at all probes, and returns the stored values, or else the loaded ones. The child's
-    /// are only loaded.
+    /// Stores at all probes and returns the stored or, where a store is refused, the loaded values.
+    /// The child's probes are only loaded.
     pub fn touch(&self, round: u64, with_child: bool) -> Vec<Option<u64>> {
         let stored = PROBES.map(|probe| {
             let value = value(probe, round);
