@@ -71,7 +71,7 @@ impl Visitor for Loop {
     }
 }
 
-/// Frames of 1 MiB: in pieces of the order of the kind, no two pieces next to each other.
+/// Frames of 1 MiB, in pieces of the kind's order, no two of them adjacent.
 fn list<A: Walk>(map: &KernelMap<'_, Machine<A>>, kind: &str) -> Result<Vec<Frame>> {
     let order = match kind {
         "order4" => 4,

@@ -7,9 +7,10 @@
 //! callgrind_annotate --inclusive=yes --auto=no callgrind.out
 //! ```
 //!
-//! "Collected" divided by the iterations is the cost of one call of `AddressSpace::mremap`. The
-//! hosted machine's invalidation is in it; its share is in the line of `machine.rs` that ends with
-//! `Platform>::invalidate`. For another call replace the name `mremap`: `mmap`, `fault`, `munmap`.
+//! "Collected" divided by the iterations is the cost of one call of `AddressSpace::mremap`. That
+//! cost includes the hosted machine's invalidation, whose share is shown in the line of
+//! `machine.rs` that ends with `Platform>::invalidate`. For another call replace the name `mremap`:
+//! `mmap`, `fault`, `munmap`.
 //!
 //! Arguments: ITERATIONS (100), FOLIO (64k; 4k to 2m), REACH (table; page, folio), ARCH (x86-64),
 //! DISTANCE in KiB that the mapping moves by (1024).

@@ -18,7 +18,7 @@ pub struct Arguments {}
 /// Shows the table.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the output cannot be written.
 pub fn run(_: &Arguments) -> Result<ExitCode, Problem> {
     let rows: Vec<Row> = Requirement::all().into_iter().map(Row::look).collect();
     let mut text = format!("{}\n", table(&rows));

@@ -1,5 +1,6 @@
 //! Code shared by the program `bindery` and its tests: it builds a kernel and programs for a
-//! machine inside QEMU, starts the machine, and judges the result; and the drivers of random calls.
+//! machine inside QEMU, starts the machine and judges the result. It also contains the drivers of
+//! random calls.
 //!
 //! | module | contents |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! The program `bindery`: runs workloads and scripts on the engine, in a machine inside this
-//! process or in QEMU, and compares them with Linux.
+//! The program `bindery`: runs workloads and scripts on the engine, either in a machine inside this
+//! process or in QEMU, and compares the results with Linux.
 
 #![deny(
     clippy::wildcard_enum_match_arm,
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     /// Collects the names of the commands whose text after the help has a line wider than the help:
-    /// clap breaks it in the middle.
+    /// clap breaks such a line in the middle.
     fn with_broken_lines(command: &Command, broken: &mut Vec<String>) {
         let text = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
         let wide = text.lines().filter(|line| line.chars().count() > 100);

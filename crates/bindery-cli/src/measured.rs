@@ -29,31 +29,31 @@ impl Gauge {
 }
 
 /// A hosted machine that adds up the work from the outermost `enter_read` to the outermost
-/// `leave_read`, and from the first lock of the reverse map to the last. Tables are locked only in
-/// read sections, so no table lock is held for more. One thread uses it at a time.
+/// `leave_read`, and from the first to the last held lock of the reverse map. Tables are locked
+/// only in read sections, so no table lock covers more work. One thread uses the machine at a time.
 pub struct Measured<A: Walk> {
     machine: Machine<A>,
     depth: AtomicU64,
     entries: Gauge,
     tables: Gauge,
     bytes: Gauge,
-    /// The number of held locks of the reverse map, and the entries examined under them.
+    /// The number of reverse-map locks held, and the entries examined under them.
     trees: AtomicU64,
     tree_entries: Gauge,
     sections: AtomicU64,
     waits: AtomicU64,
-    /// Whether a reader elsewhere stays in its section.
+    /// Whether a reader elsewhere is in its section.
     reader: AtomicBool,
 }
 
-/// The maximum work that a call did at once.
+/// The maximum work of a call in one section or under one lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize)]
 pub struct Longest {
-    /// Entries, slots of indexes and VMAs that one section examined.
+    /// Entries, index slots and VMAs examined in one section.
     pub entries: u64,
-    /// Tables that one section marked as detached.
+    /// Tables marked as detached in one section.
     pub tables_marked: u64,
-    /// Bytes that one section zeroed or copied, in whole frames.
+    /// Bytes zeroed or copied in one section, in whole frames.
     pub bytes: u64,
     /// Entries and VMAs examined while a lock of the reverse map was held.
     pub reverse_map_entries: u64,
@@ -61,10 +61,10 @@ pub struct Longest {
     pub sections: u64,
     /// Grace periods that the call waited for.
     pub grace_periods: u64,
-    /// Tables that wait for readers when the call returns, a frame each, if a reader stays in its
-    /// section.
+    /// Tables, one frame each, that still wait for a grace period when the call returns while a
+    /// reader elsewhere stays in its section.
     pub tables_deferred: u64,
-    /// Records of mappings, anon groups and areas that wait as well, at most 512 bytes each.
+    /// Records of mappings, anon groups and areas that also wait then, at most 512 bytes each.
     pub records_deferred: u64,
 }
 
@@ -99,8 +99,8 @@ impl<A: Walk> Measured<A> {
         }
     }
 
-    /// Makes a reader elsewhere stay in its section, or leave it. While it stays, items that wait
-    /// for readers are freed only by a thread that waits for it.
+    /// Makes a reader elsewhere stay in its section or leave it. While the reader stays, deferred
+    /// items are freed only by a thread that waits for the reader.
     pub fn set_reader(&self, stays: bool) {
         self.reader.store(stays, Relaxed);
     }
@@ -112,7 +112,7 @@ impl<A: Walk> Measured<A> {
     }
 }
 
-// SAFETY: the machine inside meets all obligations; this one only counts.
+// SAFETY: the inner machine meets all obligations; this wrapper only counts.
 unsafe impl<A: Walk> Platform for Measured<A> {
     type Arch = A;
     type Mutex = <Machine<A> as Platform>::Mutex;
@@ -178,7 +178,8 @@ unsafe impl<A: Walk> Platform for Measured<A> {
     }
 }
 
-/// Compiles the core for this platform, so that the program and its tests find it ready.
+/// Compiles the core for this platform, so that the program and its tests need not compile it
+/// again.
 #[cfg(all(debug_assertions, not(test)))]
 pub fn instances() {
     use bindery::arch::{AArch64, Riscv64, X86_64};

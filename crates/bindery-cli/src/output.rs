@@ -15,10 +15,10 @@ pub struct JsonFile<'a> {
 }
 
 impl<'a> JsonFile<'a> {
-    /// Creates it. Called before the work, so that a wrong name is reported at once.
+    /// Creates it. Called before the work begins, so that a wrong name is reported at once.
     ///
     /// # Errors
-    /// As for [`create`].
+    /// The errors of [`create`].
     pub fn create(path: &'a Path) -> Result<Self, Problem> {
         create(path).map(|(path, file)| Self { path, file })
     }
@@ -26,7 +26,7 @@ impl<'a> JsonFile<'a> {
     /// Writes the document, and a newline.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the file cannot be written.
     pub fn write(mut self, document: &impl Serialize) -> Result<(), Problem> {
         let text = serde_json::to_string_pretty(document)
             .map_err(|error| Problem::Failed(error.to_string()))?;
@@ -37,7 +37,7 @@ impl<'a> JsonFile<'a> {
 /// Creates the file of an option.
 ///
 /// # Errors
-/// If it cannot be written; it counts as a wrong command line.
+/// If the file cannot be written; that counts as a wrong command line.
 pub fn create(path: &Path) -> Result<(&Path, File), Problem> {
     match File::create(path) {
         Ok(file) => Ok((path, file)),
@@ -51,7 +51,7 @@ pub fn create(path: &Path) -> Result<(&Path, File), Problem> {
 /// Prints to standard output. A reader that closes the pipe (`| head`) does not cause an error.
 ///
 /// # Errors
-/// If it cannot be printed.
+/// If the text cannot be printed.
 pub fn show(text: &str) -> Result<(), Problem> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

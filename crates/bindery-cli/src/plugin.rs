@@ -1,4 +1,4 @@
-//! The plugins under `tools`: built with the host's C compiler for the QEMU that is installed.
+//! The plugins under `tools`, built with the host's C compiler for the installed QEMU.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ impl Plugin {
         }
     }
 
-    /// Its files under `tools`.
+    /// The plugin's files under `tools`.
     fn sources(self) -> &'static [&'static str] {
         match self {
             Self::Count => &[
@@ -46,25 +46,25 @@ const COMPILER: &str = "cc";
 /// The properties of QEMU that matter to the plugin.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Emulator {
-    /// Its version, as QEMU reports it.
+    /// The version, as QEMU reports it.
     pub version: String,
-    /// The version of its plugin interface that the plugin is built for.
+    /// The version of QEMU's plugin interface for which the plugin is built.
     interface: u32,
 }
 
 impl Emulator {
-    /// The installed one that emulates machines of an architecture.
+    /// The installed QEMU that emulates machines of an architecture.
     ///
     /// # Errors
-    /// If none is installed, or it has no plugins of a known kind.
+    /// If none is installed, or its plugin interface is unknown.
     pub fn installed(architecture: Architecture) -> Result<Self, Problem> {
         Self::of(Requirement::emulator(architecture))
     }
 
-    /// The installed one that runs programs of x86-64.
+    /// The installed QEMU that runs programs of x86-64.
     ///
     /// # Errors
-    /// As for [`Emulator::installed`].
+    /// The errors of [`Emulator::installed`].
     pub fn of_programs() -> Result<Self, Problem> {
         Self::of(Requirement::ProgramEmulator)
     }
@@ -88,7 +88,7 @@ impl Emulator {
 }
 
 /// The version of the plugin interface for a QEMU. The versions between the two that the plugin
-/// knows were short-lived.
+/// supports were short-lived.
 fn interface(version: &str) -> Option<u32> {
     let mut numbers = version.split('.').map(|number| number.parse::<u32>().ok());
     match (numbers.next()??, numbers.next()??) {
@@ -98,10 +98,10 @@ fn interface(version: &str) -> Option<u32> {
     }
 }
 
-/// Builds a plugin; a file name that no other build uses is its own.
+/// Builds a plugin under a file name that no other build uses.
 ///
 /// # Errors
-/// If there is no C compiler, or it rejects the sources.
+/// If no C compiler is installed, or the compiler rejects the sources.
 pub fn build(plugin: Plugin, emulator: &Emulator) -> Result<PathBuf, Problem> {
     let name = plugin.name();
     let directory = workspace::target(&format!("guest/{name}"))?;

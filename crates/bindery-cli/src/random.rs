@@ -1,4 +1,4 @@
-//! `bindery random`: calls and threads at random, on hosted machines.
+//! `bindery random`: random calls and threads on hosted machines.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -158,7 +158,7 @@ impl Report {
         format!("{machines} machines, {calls} calls{work}; seeds {first_seed} to {last}\n")
     }
 
-    /// Prints the results, and writes them to the file.
+    /// Prints the results and writes them to the file.
     fn show(&self, json: Option<&Path>) -> Result<(), Problem> {
         if let Some(path) = json {
             JsonFile::create(path)?.write(self)?;
@@ -177,7 +177,7 @@ impl Report {
 /// The message for the user.
 pub fn run(arguments: &Arguments) -> Result<(), Problem> {
     let (Driver::Calls(options) | Driver::Threads(options)) = &arguments.driver;
-    // Created before the work, so that a wrong name is reported at once.
+    // Created before the work begins, so that a wrong name is reported at once.
     options.json.as_deref().map(output::create).transpose()?;
     let report = match &arguments.driver {
         Driver::Calls(options) => random_calls(options)?,
@@ -250,7 +250,7 @@ fn next<'a>(targets: &'a [Target], report: &Report, progress: &ProgressBar) -> (
     (target, seed)
 }
 
-/// A line on standard error; indicatif hides it if that is no terminal.
+/// A line on standard error; indicatif hides it if standard error is not a terminal.
 fn progress() -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {msg}  {elapsed}");
     let progress = match std::io::stderr().is_terminal() {

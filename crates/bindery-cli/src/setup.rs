@@ -1,8 +1,8 @@
 //! `bindery setup`: installs what is missing, on Debian.
 //!
-//! It uses only apt-get, and prints each command before running it. Rust for bare metal is
-//! installed as Debian's own Rust with the source of `core` (see `guest::toolchain`). With rustup,
-//! the targets can be added there instead.
+//! The command uses only apt-get and prints each apt-get command before running it. Rust for bare
+//! metal is installed as Debian's own Rust with the source of `core` (see `guest::toolchain`). With
+//! rustup, the targets can be added there instead.
 
 use std::fmt;
 use std::process::{Command, ExitCode};
@@ -11,8 +11,8 @@ use crate::guest::Problem;
 use crate::guest::packages::is_debian;
 use crate::guest::requirements::{Remedy, Requirement};
 
-/// Debian's packages of Rust: those that build web browsers, which are kept new in stable releases,
-/// then the ordinary ones. Each comes with the package whose version decides.
+/// Debian's packages of Rust: first those that build web browsers, which are kept up to date in
+/// stable releases, then the ordinary ones. The first field is the package whose version decides.
 const RUST: [(&str, [&str; 4]); 2] = [
     ("rustc-web", ["rustc-web", "cargo-web", "rust-web-src", "lld"]),
     ("rustc", ["rustc", "cargo", "rust-src", "lld"]),
@@ -106,8 +106,8 @@ fn still_missing() -> Option<String> {
     (!names.is_empty()).then(|| names.join(", "))
 }
 
-/// The command that installs these, with the given packages for Rust if that is among them; none if
-/// no package helps.
+/// The command that installs these requirements, with the given packages for Rust if Rust is among
+/// them; `None` if no package helps.
 fn install(missing: &[Requirement], rust: &[&str]) -> Option<Step> {
     let mut packages: Vec<&str> = Vec::new();
     for requirement in missing {
@@ -123,7 +123,7 @@ fn install(missing: &[Requirement], rust: &[&str]) -> Option<Step> {
     (!packages.is_empty()).then(|| Step::new(start.into_iter().chain(packages)))
 }
 
-/// Debian's packages of a Rust that is new enough; none if there are none.
+/// Debian's packages of a Rust that is new enough; empty if Debian has no such Rust.
 fn rust_packages() -> Result<Vec<&'static str>, Problem> {
     let names = RUST.map(|(name, _)| name);
     let output = Command::new("apt-cache")
@@ -139,7 +139,7 @@ fn rust_packages() -> Result<Vec<&'static str>, Problem> {
     Ok(fits.map(|(_, packages)| packages.to_vec()).unwrap_or_default())
 }
 
-/// The version of a package that apt would install, from what `apt-cache policy` prints.
+/// The version of a package that apt would install, from the output of `apt-cache policy`.
 fn candidate(policy: &str, package: &str) -> Option<(u32, u32)> {
     let heading = format!("{package}:");
     let mut lines = policy.lines().skip_while(|line| *line != heading).skip(1);

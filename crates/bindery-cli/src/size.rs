@@ -29,12 +29,12 @@ impl FolioSize {
     /// 2 MiB.
     pub const MIB_2: Self = Self { order: MAX_ORDER };
 
-    /// The base-2 logarithm of its base pages.
+    /// The base-2 logarithm of its number of base pages.
     pub fn order(self) -> u8 {
         self.order
     }
 
-    /// Its size in bytes.
+    /// The folio's size in bytes.
     pub fn bytes(self) -> u64 {
         PAGE_SIZE << self.order
     }
@@ -79,7 +79,7 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(scale)
 }
 
-/// In the largest unit that leaves no fraction.
+/// The size in the largest unit that leaves no fraction.
 pub fn show_bytes(bytes: u64) -> String {
     let units = [(GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")];
     let fitting = units.into_iter().find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit));

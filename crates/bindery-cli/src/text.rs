@@ -19,12 +19,12 @@ pub struct Arguments {
     arch: Architecture,
 }
 
-/// Builds both, and shows the table.
+/// Builds both and shows the table.
 ///
 /// # Errors
 /// If the kernel does not build.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
-    // The default build comes last, and stays.
+    // The default build comes last, so that it remains.
     let without = text_of(arguments.arch, Features::None)?;
     let with = text_of(arguments.arch, Features::All)?;
     let row = |name: &str, text: Text| format!("{name:<16}{:>10}{:>10}\n", text.whole, text.core);

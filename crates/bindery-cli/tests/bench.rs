@@ -33,7 +33,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // It may not have been written.
+        // The file may not have been written.
         let _missing = fs::remove_file(&self.0);
     }
 }
@@ -73,11 +73,11 @@ fn results(document: &Value) -> &[Value] {
 
 /// Checks all counts of one table of `remap-1m`.
 fn check_loop(result: &Value, what: &str, has_blocks: bool) {
-    // Off by 4 KiB, the last page needs a table of its own.
+    // With an offset of 4 KiB, the last page needs a table of its own.
     let off = result["variant"].as_str().is_some_and(|variant| variant.contains('+'));
     let moved = [256, 512 + u64::from(off), 1, 256];
     assert_eq!(counts(result, "mremap", "table", MOVE), moved, "{what}");
-    // Page by page, contiguous runs are broken: an invalidation each.
+    // Page by page, each contiguous run is broken, which costs an invalidation.
     let blocks = if has_blocks { result["folio_bytes"].as_u64() == Some(65_536) } else { false };
     let [invalidations] = counts(result, "mremap", "page", ["invalidations"]);
     assert_eq!(invalidations, if blocks { 1 + 16 } else { 1 }, "{what}");
@@ -143,7 +143,7 @@ fn three_sentences_sum_the_figures_up() {
     let fewest = phases.iter().filter(|phase| written(phase) <= least(phase)).count();
     let all = phases.len();
     assert!(0 < fewest && fewest < all, "both kinds of calls are in it: {fewest} of {all}");
-    // 17 entries, where the floor is 16: the purge also detaches a table.
+    // 17 entries, although the floor is 16, because the purge also detaches a table.
     let floor = format!(
         "{fewest} of {all} calls write the fewest entries possible, the others at \
                          most 6.2 % more (vfree 16 MiB, huge)."
@@ -187,7 +187,7 @@ fn pageout_flushes_once_for_each_span_of_locks() {
     assert_eq!(results(&document).len(), 2, "two folio sizes");
     let of = ["entries_written", "invalidations"];
     for result in results(&document) {
-        // An entry for each of 16,384 pages; one span covers two tables of 32.
+        // Each of 16,384 pages has an entry; one span covers two of 32 tables.
         assert_eq!(
             counts(result, "pageout", "table", of),
             [16_384, 16],
@@ -235,7 +235,7 @@ fn check_kernel_map(result: &Value, what: &str, has_blocks: bool) {
             assert_eq!(phase[who]["counts_steady"], true, "{what}, {who}");
         }
         let [written, invalidations, freed] = counts(result, name, "table", work);
-        // The purge removes tables, too, by an entry for the highest of them.
+        // The purge also removes tables, which takes one entry for the highest of them.
         assert!(
             (entries + hooks..=entries + hooks + freed).contains(&written),
             "{what}: {written}"
@@ -243,7 +243,7 @@ fn check_kernel_map(result: &Value, what: &str, has_blocks: bool) {
         assert!(freed == 0 || written > entries, "{what}: tables are detached one by one");
         let fewest = floor("invalidations");
         if name == "protect, huge" && has_blocks {
-            // One for each table with paused entries: 1 MiB may be in two.
+            // One invalidation for each table with paused entries; 1 MiB may span two tables.
             assert!((fewest..=2 * fewest).contains(&invalidations), "{what}: {invalidations}");
         } else {
             assert_eq!(invalidations, fewest, "{what}");
@@ -251,7 +251,7 @@ fn check_kernel_map(result: &Value, what: &str, has_blocks: bool) {
         }
         assert_eq!(phase["linux"]["nanoseconds"], Value::Null, "{what}");
     }
-    // Page by page there are no huge leaves: each page has its own entry.
+    // Page by page, each page has its own entry, since there are no huge leaves.
     let name = "vmalloc 16 MiB, huge";
     assert_eq!(phase(result, name)["calls"], 2, "{what}");
     assert_eq!(phase(result, name)["floor"]["entries_written"], 16, "{what}");
@@ -265,7 +265,7 @@ fn kernel_mappings_take_no_more_than_their_floor() {
     let blocks = ["aarch64", "riscv64", "riscv64-sv39"].map(|arch| (arch, true));
     for (arch, has_blocks) in [("x86-64", false), ("x86-64-la57", false)].into_iter().chain(blocks)
     {
-        // Folios are of user memory: the size has no effect.
+        // Folios are user memory, so their size has no effect here.
         let arguments = ["kernel-map", "--full", "--folio", "64k,2m", "--arch", arch];
         let (out, document) = figures(&format!("kernel-{arch}"), &arguments);
         narrow(&out);
@@ -344,7 +344,7 @@ fn scale_shows_that_no_call_exceeds_a_logarithm() {
     }
 }
 
-/// Checks that the command line is refused, and that the message has all of `words` in it.
+/// Checks that the command line is refused, and that the message contains all of `words`.
 fn refused(arguments: &[&str], words: &[&str]) {
     let output = bench(arguments);
     let err = text(&output.stderr);

@@ -21,7 +21,7 @@ fn check(script: &str, arguments: &[&str]) -> Output {
         .spawn()
         .expect("the program starts");
     let mut stdin = program.stdin.take().expect("standard input is a pipe");
-    // A program that refuses its command line reads nothing.
+    // The write may fail, since a program that refuses its command line reads nothing.
     let _ = stdin.write_all(script.as_bytes());
     drop(stdin);
     program.wait_with_output().expect("the program ends")

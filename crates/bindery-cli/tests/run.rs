@@ -17,7 +17,7 @@ fn refused(command: &mut Command) -> (Option<i32>, String) {
     (status.code(), String::from_utf8(stderr).unwrap())
 }
 
-/// The header of a static program for x86-64, the only part that is read before QEMU.
+/// The header of a static program for x86-64, the only part that is read before QEMU starts.
 fn write_program(path: &Path) {
     let mut header = [0_u8; 64];
     header[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
@@ -123,7 +123,7 @@ fn setup_prints_and_as_root_runs_each_command() {
     let output = bindery(&["setup"]).env("PATH", directory.path()).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
-    // Nothing was installed, so some requirement is always missing.
+    // Nothing was installed, so a requirement is always missing.
     assert_eq!(output.status.code(), Some(1), "{text}{message}");
     let is_debian = fs::read_to_string("/etc/os-release")
         .is_ok_and(|text| text.lines().any(|line| line == "ID=debian"));

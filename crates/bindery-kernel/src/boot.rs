@@ -8,9 +8,9 @@ pub const MAX_RANGES: usize = 32;
 /// A range of physical memory, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stretch {
-    /// Its first byte.
+    /// The address of the first byte.
     pub start: u64,
-    /// One past its last byte.
+    /// The address one past the last byte.
     pub end: u64,
 }
 
@@ -18,7 +18,7 @@ pub struct Stretch {
 #[derive(Clone, Copy, Debug)]
 pub struct Information {
     /// The usable memory that the firmware reports. The kernel's image, the initramfs and other
-    /// memory in use lie in it; [`Information::free_memory`] takes them out.
+    /// memory in use lie in it; [`Information::free_memory`] excludes them.
     pub memory: [Stretch; MAX_RANGES],
     /// The parts of `memory` in use: the image, the initramfs, boot data that is still read, the
     /// trampoline.
@@ -55,7 +55,7 @@ impl Information {
     pub fn free_memory(&self, taken: Stretch, out: &mut [FrameRange; MAX_RANGES]) -> usize {
         let mut count = 0;
         let mut memory = self.memory;
-        // Picks the lowest range each time: they are few, and a sort needs more code.
+        // Picks the lowest range each time: the ranges are few, and a sort would need more code.
         while let Some(stretch) =
             memory.iter_mut().filter(|left| left.start < left.end).min_by_key(|left| left.start)
         {

@@ -1,5 +1,5 @@
-//! The control channel: lines of text to the host that started the machine, apart from the output
-//! of programs.
+//! The control channel: lines of text to the host that started the machine, separate from the
+//! output of programs.
 //!
 //! | line | meaning |
 //! |---|---|

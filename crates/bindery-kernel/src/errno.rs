@@ -29,8 +29,8 @@ names! {
 
 impl Errno {
     /// A signal interrupted the call before it had an effect. The call is restarted after the
-    /// handler if the handler allows that (`SA_RESTART`); otherwise it fails with `EINTR`. Never
-    /// reaches a program.
+    /// handler if the handler allows that (`SA_RESTART`); otherwise it fails with `EINTR`. This
+    /// errno never reaches a program.
     pub const RESTART: Self = Self(512);
 
     /// As [`Errno::RESTART`], but restarts only if no handler runs; otherwise it fails with `EINTR`

@@ -16,7 +16,7 @@ fn panic(information: &PanicInfo<'_>) -> ! {
         log!("{information}");
         log!("backtrace:");
         // A call that never returns may be the last instruction of its function, so the return
-        // address may belong to the next one: the address of the call is printed.
+        // address may belong to the next function. The address of the call is printed instead.
         arch::return_addresses(|address| match symbols::name(address - 1) {
             Some((name, offset)) => log!("  {address:#018x} {name}+{:#x}", offset + 1),
             None => log!("  {address:#018x}"),

@@ -1,9 +1,10 @@
 //! The kernel's own heap: a fixed share of memory, taken at boot.
 //!
 //! The collections of the Rust library cannot report that memory has run out. So every call that
-//! allocates a lasting object calls [`room`] first, after its last sleep. That keeps a margin which
-//! no single call can exhaust, and fails with `ENOMEM` beyond it. A check before a sleep would be
-//! useless: other threads could take the same bytes before the allocation.
+//! allocates a lasting object calls [`room`] first, after its last sleep. The check keeps a margin
+//! that no single call can exhaust and fails with `ENOMEM` when only the margin is left. A check
+//! before a sleep would be useless, because other threads could take the same bytes before the
+//! allocation.
 
 use core::alloc::{GlobalAlloc, Layout};
 
@@ -17,7 +18,7 @@ use crate::errno::Errno;
 #[global_allocator]
 static HEAP: Heap = Heap(TalcLock::new(Manual));
 
-/// The allocator, with functions that are not inlined: hundreds of places call them.
+/// The allocator, with functions that are not inlined, because hundreds of places call them.
 struct Heap(TalcLock<spin::Mutex<()>, Manual>);
 
 // SAFETY: each call is forwarded, unchanged, to an allocator that obeys the trait.
@@ -81,8 +82,8 @@ pub fn begin(information: &Information) -> Stretch {
 /// as free memory.
 const LARGEST_GROWTH: usize = 128 << 10;
 
-/// Fails if the heap cannot allocate `bytes` more and keep the margin, or has no free block of that
-/// size.
+/// Fails if the heap cannot allocate `bytes` more while it keeps the margin, or has no free block
+/// of that size.
 #[inline(never)]
 pub fn room(bytes: usize) -> Result<(), Errno> {
     let mut heap = HEAP.0.lock();

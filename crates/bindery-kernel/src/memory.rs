@@ -37,12 +37,12 @@ static FREE_AT_BOOT: AtomicU64 = AtomicU64::new(0);
 static MEMORY: Once<&'static Memory<Machine>> = Once::new();
 static MAP: Once<&'static KernelMap<'static, Machine>> = Once::new();
 
-/// Passes all free memory to the core, and creates the kernel map.
+/// Passes all free memory to the core and creates the kernel map.
 pub fn begin(information: &Information, heap: Stretch) {
     let mut ranges = [FrameRange { first: Frame(0), count: 0 }; MAX_RANGES];
     let count = information.free_memory(heap, &mut ranges);
-    // SAFETY: 1. the boot protocol calls this memory free, and image, heap and initial file system
-    // are cut out of it. 2. The boot tables reach it through only the direct map.
+    // SAFETY: 1. the boot protocol calls this memory free, and the image, the heap and the
+    // initramfs are excluded from it. 2. The boot tables reach it through only the direct map.
     let memory = match unsafe { Memory::new(Machine, &ranges[..count]) } {
         Ok(memory) => *MEMORY.call_once(|| Box::leak(Box::new(memory))),
         Err(problem) => panic!("the core cannot take the machine's memory: {problem}"),
@@ -51,9 +51,9 @@ pub fn begin(information: &Information, heap: Stretch) {
     memory.folio_policy().set_global(SizeMode::Never);
     let arena = VirtRange::from_len(MAP_START, MAP_SIZE).expect("the constants are a range");
     // SAFETY: 1. The root is the one that the CPUs have loaded for the kernel's addresses; the
-    // direct map shows it, and it stays. 2. The boot code has left the entry of the arena empty, no
-    // program has a root yet, and the root that other CPUs begin with (x86-64) is left before they
-    // use anything in the arena. 3. The map is never dropped.
+    // direct map shows it, and it is never freed. 2. The boot code has left the entry of the arena
+    // empty, no program has a root yet, and the root that other CPUs begin with (x86-64) is left
+    // before they use anything in the arena. 3. The map is never dropped.
     let map = unsafe { KernelMap::with_root(memory, arch::own_root(), arena) };
     match map {
         Ok(map) => {
@@ -65,8 +65,8 @@ pub fn begin(information: &Information, heap: Stretch) {
     };
 }
 
-/// Records the number of free frames. The same number must be free at the end: the kernel keeps the
-/// frames that it has taken until now.
+/// Records the number of free frames. The same number must be free at the end, because the kernel
+/// keeps the frames that it has taken until now.
 pub fn boot_is_over() {
     FREE_AT_BOOT.store(free_frame_count(), Ordering::Relaxed);
 }
@@ -90,8 +90,8 @@ pub fn leaked_frames() -> i64 {
 }
 
 /// The free frames, including those in caches and those that wait for a purge. The kernel map's
-/// tables count as free: it may keep an empty one for the guard page behind a lasting area. So does
-/// the huge zero page, which stays once it exists.
+/// tables count as free, because the map may keep an empty table for the guard page behind a
+/// lasting area. So does the huge zero page, which is never freed once it exists.
 fn free_frame_count() -> u64 {
     kernel_map().purge();
     memory().trim();
@@ -103,7 +103,7 @@ fn free_frame_count() -> u64 {
 /// Maps the registers of a device, permanently.
 ///
 /// # Panics
-/// If there is no memory for that: boot cannot continue without the device.
+/// If memory for the mapping is short, since boot cannot continue without the device.
 pub fn map_device(from: u64, length: u64) -> *mut u8 {
     match kernel_map().ioremap(PhysAddr(from), length, MemoryType::Device) {
         Ok(at) => core::ptr::with_exposed_provenance_mut(at.0 as usize),
@@ -147,8 +147,8 @@ impl fmt::Display for Explained {
     }
 }
 
-/// Memory of the kernel in whole pages (`vmalloc`). The page in front of it and the page behind it
-/// are unmapped.
+/// Memory of the kernel in whole pages (`vmalloc`). The pages directly before and after it are
+/// unmapped.
 ///
 /// The page in front is unmapped because each area of the kernel map, live or freed, ends with a
 /// guard page. So the page in front of an area is another area's guard page, or free, or in front

@@ -112,7 +112,7 @@ fn comparisons(length: usize) {
     for (differs, place) in differences.flat_map(|at| (0..4).map(move |place| (at, place))) {
         fill(&mut one);
         fill(&mut other);
-        // The first difference decides, and a difference behind the end does not count.
+        // The first difference decides. A difference behind the end does not count.
         for at in differs..one.len() {
             one[at] = 1;
             other[at] = if at == differs { 0x82 } else { 0 };

@@ -6,7 +6,8 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use spin::Once;
 
-/// The release that `uname` reports: that of the Linux whose system calls the kernel implements.
+/// The release that `uname` reports, which is the release of Linux whose system calls the kernel
+/// implements.
 pub const RELEASE: &str = "6.18.0-bindery";
 
 static LINE: Once<&'static str> = Once::new();

@@ -59,13 +59,13 @@ fn threads() -> Option<&'static dyn Threads> {
 pub struct Machine;
 
 // SAFETY:
-// 1. The direct map covers all memory: the boot code makes it and nothing removes it; the frames
+// 1. The direct map covers all memory. The boot code makes it and nothing removes it; the frames
 //    are the free memory of the boot protocol, without image, heap and initramfs.
 // 2. Programs run only on the first CPU, so its TLB is the only one that can hold a translation of
 //    a program's address; `arch::invalidate` waits until it is flushed. The kernel's own addresses
-//    are the same for all CPUs, and each may have walked them speculatively:
+//    are the same for all CPUs, and each may have walked them speculatively, so
 //    `arch::invalidate_kernel` flushes every running CPU, idle or not, and waits for all.
-// 3. No thread is preempted in the kernel, and none sleeps in a read section: the caller of
+// 3. No thread is preempted in the kernel, and none sleeps in a read section, so the caller of
 //    `synchronize` or `is_over` runs on the only CPU that enters sections, outside of any.
 // 4. `arch::cpu` reads the CPU's own register.
 // 5. The kernel root is the boot code's, which nothing frees.
@@ -89,7 +89,7 @@ unsafe impl Platform for Machine {
     #[inline]
     fn copy(&self, from: Frame, to: Frame, count: u32) {
         let length = (count as usize) << 12;
-        // SAFETY: the core owns both, and says that they do not overlap.
+        // SAFETY: the core owns both ranges and promises that they do not overlap.
         unsafe { arch::copy(self.direct_map(from).as_ptr(), self.direct_map(to).as_ptr(), length) }
     }
 
@@ -107,7 +107,7 @@ unsafe impl Platform for Machine {
 
     #[inline]
     fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {
-        // Only this CPU runs programs; the set says whether it has loaded this root at all.
+        // Only this CPU runs programs; the set shows whether it has loaded this root at all.
         if cpus.contains(self.cpu()) {
             arch::invalidate(root, what);
         }
@@ -170,7 +170,8 @@ unsafe impl Platform for Machine {
         }
     }
 
-    /// The CPU's own generator. Without one, the time, which programs may guess.
+    /// The CPU's own generator. Without a generator, the seed is the time, which programs may
+    /// guess.
     fn seed(&self) -> u64 {
         match options::SEED.load(Ordering::Relaxed) {
             0 => arch::random_word().unwrap_or_else(time::now),

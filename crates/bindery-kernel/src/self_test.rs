@@ -1,5 +1,5 @@
-//! The self-test at boot ([`check::machine`]): whether the MMU is set up as the core's tables
-//! require. A wrong control bit stops the machine, with its name.
+//! The self-test at boot ([`check::machine`]): it checks that the MMU is set up as the core's
+//! tables require. A wrong control bit stops the machine with a message that names the bit.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::Register;
@@ -14,7 +14,7 @@ use crate::{log, options};
 /// Bytes of an access.
 const WORD: usize = size_of::<u64>();
 
-/// The accesses of the self-test. Those to programs' memory use the kernel's user copies.
+/// The accesses of the self-test. Accesses to programs' memory use the kernel's user copies.
 struct Probes;
 
 impl Accesses for Probes {
@@ -44,7 +44,7 @@ impl Accesses for Probes {
     }
 
     fn execute(&mut self, at: VirtAddr) -> Result<(), AccessFault> {
-        // The core has done so for programs' pages.
+        // The core has already done this for programs' pages.
         if let Some(code) = kernel_map().physical(at) {
             arch::synchronize_instructions(code.0, PAGE_SIZE);
         }
@@ -61,13 +61,13 @@ impl Accesses for Probes {
     }
 }
 
-/// Whether a user copy completed. It does not report the reason if not.
+/// Whether a user copy completed. A failed copy does not report the reason.
 fn whole(copied: usize) -> Result<(), AccessFault> {
     if copied == WORD { Ok(()) } else { Err(AccessFault::Unknown) }
 }
 
 /// Tests the first CPU, before any program has an address space. With `self-test=off` it checks
-/// only the registers and maps nothing, so that later work finds the core's lists unused.
+/// only the registers and maps nothing, so that the core's lists are unused when later work begins.
 ///
 /// # Panics
 /// If a control bit is wrong, or memory for the test is missing.
@@ -99,7 +99,7 @@ pub fn run() {
     }
 }
 
-/// Tests another CPU by its registers. That is enough: the first CPU has tested the tables.
+/// Tests another CPU by its registers. That is enough, because the first CPU has tested the tables.
 ///
 /// # Panics
 /// If a control bit is wrong.

@@ -16,7 +16,7 @@ use crate::user::{self, Faults};
 /// The kernel in the form that its lower layers need.
 struct Kernel;
 
-/// Registers it with the lower layers.
+/// Registers the kernel with the lower layers.
 pub fn begin() {
     sync::set_parking(&Kernel);
     platform::set_threads(&Kernel);
@@ -25,7 +25,8 @@ pub fn begin() {
 
 impl Parking for Kernel {
     fn park(&self, word: &AtomicU32, expected: u32) {
-        // Its end must not wait for a silent device. The failure changes the word.
+        // A thread that is about to end must not wait for a silent device. The failed request
+        // changes the word.
         if self.fatal_signal() {
             files::give_up_silent(self.thread());
         }

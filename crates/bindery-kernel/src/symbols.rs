@@ -10,8 +10,8 @@ pub fn begin(text: &'static [u8]) {
     TEXT.call_once(|| text);
 }
 
-/// The symbol that contains `address`, and the offset in it. Callable from a panic: takes no lock
-/// and allocates nothing.
+/// The symbol that contains `address`, and the offset in it. Callable from a panic, because it
+/// acquires no lock and allocates nothing.
 pub fn name(address: u64) -> Option<(&'static str, u64)> {
     let lines = TEXT.get()?.split(|byte| *byte == b'\n');
     let symbols = lines.filter_map(|line| {

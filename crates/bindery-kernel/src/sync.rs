@@ -10,9 +10,9 @@ use spin::Once;
 
 /// No thread has the lock.
 const FREE: u32 = 0;
-/// A thread has it.
+/// A thread holds the lock.
 const TAKEN: u32 = 1;
-/// A thread holds it, and others may be parked on the word.
+/// A thread holds the lock, and others may be parked on the word.
 const WANTED: u32 = 2;
 
 /// A lock whose waiters sleep.
@@ -74,8 +74,8 @@ pub fn set_parked(count: u32) {
 }
 
 /// Sleeps until [`unpark`] is called for `word`; returns at once if the word is not `expected`. May
-/// return early. In the idle loop and at boot it always does, because no other thread could change
-/// the word during the sleep.
+/// return early. In the idle loop and at boot it always returns early, because no other thread
+/// could change the word during the sleep.
 pub fn park(word: &AtomicU32, expected: u32) {
     match PARKING.get() {
         Some(parking) => parking.park(word, expected),
@@ -94,8 +94,8 @@ pub fn unpark(word: *const AtomicU32) {
     }
 }
 
-/// For short sections, without a sleep or a copy to or from a program.
+/// A lock for short sections without a sleep or a copy to or from a program.
 pub type Mutex<T> = bindery::sync::Mutex<SpinLock, T>;
 
-/// For sections that may sleep.
+/// A lock for sections that may sleep.
 pub type SleepingMutex<T> = bindery::sync::Mutex<SleepingLock, T>;

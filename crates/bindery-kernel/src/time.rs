@@ -13,7 +13,7 @@ pub const SECOND: u64 = 1_000_000_000;
 
 /// A sleeper that a timer wakes.
 pub trait Sleeper: Send + Sync {
-    /// Wakes it, if it sleeps.
+    /// Wakes the sleeper if it sleeps.
     fn wake(self: Arc<Self>);
 }
 
@@ -21,7 +21,7 @@ pub trait Sleeper: Send + Sync {
 pub enum Event {
     /// A thread wakes up.
     Wake(Weak<dyn Sleeper>),
-    /// Any other action. It runs with interrupts off, in the context of any thread.
+    /// Any other action. The action runs with interrupts off, in the context of any thread.
     Call(Box<dyn FnOnce() + Send>),
 }
 
@@ -101,8 +101,8 @@ pub fn expired() {
     set_timer();
 }
 
-/// Whether the timer's interrupt is pending: interrupts are off in the kernel, so no code sees it
-/// arrive.
+/// Whether the timer's interrupt is pending. Interrupts are off in the kernel, so no code sees the
+/// interrupt arrive.
 pub fn is_due() -> bool {
     now() >= NEXT.load(Ordering::Relaxed)
 }

@@ -1,6 +1,6 @@
 //! Entries from a program into the kernel: system calls, exceptions, interrupts. Page faults are in
 //! [`crate::page_fault`]. The architecture's entry code saves the registers and calls one of these
-//! functions; all of them end with [`leave`], the way back.
+//! functions; all of these functions end with [`leave`], the way back.
 
 use core::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use crate::process::{self, scheduler, signal};
 pub use crate::process::From;
 use crate::{calls, time};
 
-/// Handles a system call, and leaves the result in the registers.
+/// Handles a system call and leaves the result in the registers.
 pub fn system_call(registers: &mut Registers) {
     let Some(outcome) = calls::dispatch(registers) else {
         // The registers are a program's own, and have no result of a call.
@@ -23,7 +23,7 @@ pub fn system_call(registers: &mut Registers) {
     leave(registers, From::SystemCall);
 }
 
-/// Another exception of a program: sends it a signal with `si_code` and `si_addr`.
+/// Another exception of a program. Sends the program a signal with `si_code` and `si_addr`.
 pub fn exception(registers: &mut Registers, signal: u32, code: i32, address: u64) {
     signal::exception(signal, code, address);
     leave(registers, From::Exception);
@@ -38,14 +38,14 @@ pub fn timer(registers: Option<&mut Registers>) {
     }
 }
 
-/// Any other interrupt: the thread may have pending work before it continues.
+/// Any other interrupt, after which the thread may have pending work before it continues.
 pub fn interrupt(registers: Option<&mut Registers>) {
     if let Some(registers) = registers {
         leave(registers, From::Exception);
     }
 }
 
-/// Does the pending work of a thread on its way to its program: yields the CPU, ends, or runs a
+/// Performs the pending work of a thread on its way to its program: yields the CPU, ends, or runs a
 /// signal handler.
 #[inline(always)]
 pub fn leave(registers: &mut Registers, from: From) {

@@ -36,7 +36,7 @@ macro_rules! plain {
 plain!(u8, i8, u16, i16, u32, i32, u64, i64, usize, isize);
 plain!(general::pollfd, general::stat, general::statfs64, general::statx, general::termios);
 
-// SAFETY: each element is.
+// SAFETY: each element is plain.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
 /// The handler of faults during copies for the running program.
@@ -47,7 +47,8 @@ pub trait Faults: Sync {
     /// The core's.
     fn resolve(&self, at: VirtAddr, access: Access) -> Result<(), FaultError>;
 
-    /// Frees memory after a fault that found none. `true` if the running thread has to end instead.
+    /// Frees memory after a fault that ran out of memory. `true` if the running thread has to end
+    /// instead.
     fn make_room(&self) -> bool;
 }
 
@@ -64,8 +65,8 @@ fn faults() -> &'static dyn Faults {
     *FAULTS.get().expect("programs run after the handler of faults is registered")
 }
 
-/// Runs an action that may fault. Frees memory if there is too little, as for a fault of the
-/// program itself.
+/// Runs an action that may fault. Frees memory if too little is free, as for a fault of the program
+/// itself.
 fn attempt(mut act: impl FnMut() -> Result<(), FaultError>) -> Result<(), Errno> {
     loop {
         match act() {
@@ -184,7 +185,7 @@ pub fn write<T: Plain>(at: u64, value: &T) -> Result<(), Errno> {
 }
 
 /// Changes a word of the running program; `change` returns `None` to leave it. No other thread runs
-/// between the last read and the write. Returns the old word.
+/// between the last read of the word and the write. Returns the old word.
 pub fn update(at: u64, mut change: impl FnMut(u32) -> Option<u32>) -> Result<u32, Errno> {
     loop {
         let old = read::<u32>(at)?;
@@ -214,7 +215,7 @@ pub fn text(at: u64, limit: usize) -> Result<Vec<u8>, Errno> {
     let mut piece = [0; 256];
     while text.len() < limit {
         let from = at.checked_add(text.len() as u64).ok_or(Errno::EFAULT)?;
-        // Not beyond the page: the next one may be unmapped.
+        // The copy stops at the end of the page, because the next one may be unmapped.
         let in_page = 4096 - (from % 4096) as usize;
         let piece = &mut piece[..in_page.min(256).min(limit - text.len())];
         read_bytes(from, piece)?;
@@ -222,7 +223,7 @@ pub fn text(at: u64, limit: usize) -> Result<Vec<u8>, Errno> {
             text.extend_from_slice(&piece[..end]);
             return Ok(text);
         }
-        // After the read, which may have slept: other threads may have used up the heap.
+        // Checked after the read, which may have slept while other threads used up the heap.
         heap::room(2 * (text.len() + piece.len()))?;
         text.extend_from_slice(piece);
     }

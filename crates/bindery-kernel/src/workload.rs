@@ -104,7 +104,8 @@ fn ioremap<const MAKE: u32, const UNMAKE: u32>(name: &str, from: u64) {
     measure::<MAKE, UNMAKE>(name, ITERATIONS, make, unmake, Expected::Nowhere(from, MIB));
 }
 
-/// Makes and unmakes mappings: once to warm up, with verification, and then for the measurement.
+/// Makes and unmakes mappings: once as a warm-up with verification, then repeatedly for the
+/// measurement.
 fn measure<const MAKE: u32, const UNMAKE: u32>(
     name: &str,
     iterations: usize,
@@ -163,7 +164,7 @@ fn verify(at: VirtAddr, expected: Expected<'_>) {
         let pattern = page.0 ^ to.0.rotate_left(32);
         let here = core::ptr::with_exposed_provenance_mut::<u64>(page.0 as usize);
         let there = arch::direct_map(to.0).cast::<u64>();
-        // SAFETY: the frame was got for this workload, and is mapped at both addresses.
+        // SAFETY: the frame was allocated for this workload and is mapped at both addresses.
         let read = unsafe {
             here.write_volatile(pattern);
             there.read_volatile()

@@ -106,7 +106,7 @@ struct Row {
     call: Call,
     /// Page by page.
     page: Sample,
-    /// In the largest possible pieces.
+    /// The cost in the largest possible pieces.
     whole: Sample,
     /// Time of MOVE divided by that of COPY.
     move_to_copy: Option<f64>,
@@ -192,7 +192,7 @@ fn measure<A: Walk>(
 ) -> Result<Sample, String> {
     let mut times = Vec::new();
     let mut counts = Counts::default();
-    // One more, as a warm-up.
+    // One more round, as a warm-up.
     for _ in 0..=repeats {
         let space = AddressSpace::with_reach(memory, SpaceOptions::default(), reach);
         let space = space.map_err(|error| error.to_string())?;
@@ -220,7 +220,7 @@ struct Compactor<'a, 'm, A: Walk> {
     gathered: Vec<u8>,
 }
 
-/// Compacts a heap of this size once: returns the nanoseconds, and the work.
+/// Compacts a heap of this size once. Returns the nanoseconds and the work.
 fn compact<A: Walk>(
     machine: &Machine<A>,
     space: &AddressSpace<'_, Machine<A>>,
@@ -247,7 +247,7 @@ fn compact<A: Walk>(
         gathered: vec![0; kind.range as usize],
     };
     compactor.frames = compactor.touch(OLD, heap)?;
-    // The first range is gathered before a part of the old heap is free.
+    // The first range is gathered while no part of the old heap is free yet.
     let first = match kind.pages {
         Pages::Recycled => compactor.touch(BUFFER, kind.range)?,
         Pages::Fresh => Vec::new(),
@@ -264,7 +264,7 @@ fn compact<A: Walk>(
 }
 
 impl<A: Walk> Compactor<'_, '_, A> {
-    /// Touches all pages of a range, and returns their frames.
+    /// Touches all pages of a range and returns their frames.
     fn touch(&self, start: u64, length: u64) -> Result<Vec<Frame>, String> {
         let page = |at: u64| {
             let fault = self.space.fault(VirtAddr(at), Access::Write);
@@ -279,7 +279,7 @@ impl<A: Walk> Compactor<'_, '_, A> {
         (start..start + length).step_by(PAGE_SIZE as usize).map(page).collect()
     }
 
-    /// Collects the objects of a new range, and moves them there.
+    /// Collects the objects of a new range and moves them there.
     fn serve(&mut self, range: u64, first: &[Frame]) -> Result<(), String> {
         let Kind { range: bytes, pages, call } = self.kind;
         let to = VirtAddr(NEW + range * bytes);
@@ -349,14 +349,14 @@ impl<A: Walk> Compactor<'_, '_, A> {
         if range == 0 {
             return Ok((VirtAddr(BUFFER), first.to_vec()));
         }
-        // The first of the two old ranges that the last new one has emptied.
+        // The first of the two old ranges that were emptied into the last new one.
         let old = 2 * (range - 1);
         let pages = bytes / PAGE_SIZE;
         let frames = &self.frames[(old * pages) as usize..((old + 1) * pages) as usize];
         Ok((VirtAddr(OLD + old * bytes), frames.to_vec()))
     }
 
-    /// Two old ranges are empty: MOVE takes the next buffer from the first.
+    /// Recycles two empty old ranges: MOVE takes the next buffer from the first.
     fn recycle(&self, range: u64) -> Result<(), String> {
         let bytes = self.kind.range;
         let kept = if self.kind.call == Call::Move { bytes } else { 0 };

@@ -34,7 +34,7 @@ fn largest<'a>(rows: &[Row<'a>], ratio: impl Fn(&Phase) -> Option<f64>) -> Optio
         .max_by(|(_, one), (_, other)| one.total_cmp(other))
 }
 
-/// Whether the call writes no more entries than its floor.
+/// Whether the number of entries that the call writes does not exceed its floor.
 fn is_at_the_floor(phase: &Phase) -> bool {
     let floor = phase.floor.entries_written + phase.floor.tables_installed;
     phase.table.counts.as_ref().is_some_and(|work| work.entries_written <= floor)

@@ -20,12 +20,12 @@ pub const PAGE: usize = 0;
 pub const FULL: usize = 1;
 pub const LINUX: usize = 2;
 
-/// One script, run by all three.
+/// The results of one script on all three subjects.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     pub outcomes: [Outcome; 3],
     /// Nanoseconds that the hosted machine takes to invalidate 1 MiB in its one TLB. The engine's
-    /// times include this once for each invalidation.
+    /// times include this cost once per invalidation.
     pub invalidation: u64,
 }
 
@@ -41,11 +41,11 @@ pub struct Bench<'a> {
 
 impl Bench<'_> {
     /// Runs all scripts on one hosted machine, at [`Reach::Page`] and at full reach, and on Linux.
-    /// `tick` is called like in [`measure`], `done` with the figures of each script.
+    /// `tick` is called as in [`measure`], and `done` with the figures of each script.
     ///
     /// # Errors
-    /// A problem that keeps the engine from working at all, or the error of `done`. The problem of
-    /// a single subject is in its outcome.
+    /// A problem that keeps the engine from working at all, or the error of `done`. A problem of a
+    /// single subject is reported in its outcome.
     pub fn run<A: Walk>(
         &self,
         tick: impl Fn(),
@@ -59,7 +59,8 @@ impl Bench<'_> {
         })?;
         // Only base pages, unless the caller chooses.
         memory.folio_policy().set_global(bindery::SizeMode::Never);
-        // The thread stays on the CPU, as in a kernel: otherwise each call would bind it again.
+        // The thread stays on the CPU, as in a kernel, because otherwise each call would bind it
+        // again.
         let _on_cpu = machine.bind(Cpu(0));
         touch_all(&memory)
             .map_err(|error| format!("cannot map all memory before the workload: {error}"))?;
@@ -101,7 +102,7 @@ impl Bench<'_> {
     }
 }
 
-/// A subject that has run the script once as a warm-up: Linux's code and data are warm as well.
+/// A subject that has run the script once as a warm-up: Linux's code and data are also warm.
 fn warmed<'a>(script: &Script, mut subject: impl Subject + 'a) -> Candidate<'a> {
     script.steps.iter().try_for_each(|step| subject.perform(step.call))?;
     Ok(Box::new(subject))
@@ -131,7 +132,7 @@ fn touch_all<A: Walk>(memory: &Memory<Machine<A>>) -> Result<(), bindery::Error>
     let length = memory.free_frame_count() * PAGE_SIZE;
     let start = space.mmap(&request(length, Place::Anywhere))?;
     let mut at = start;
-    // It ends when memory has run out: tables use some, too.
+    // The loop ends when memory has run out. Tables use some of it too.
     while let Ok(Resolved::New(range)) = space.fault(at, Access::Write) {
         at = range.end();
         if at.0 >= start.0 + length {
@@ -180,7 +181,8 @@ impl<'m, A: Walk> Engine<'m, A> {
         Ok(())
     }
 
-    /// Faults where the hardware would fault next: after the range that the last fault mapped.
+    /// Faults where the hardware would fault next, that is, after the range that the last fault
+    /// mapped.
     fn touch(&self, mut at: VirtAddr, end: VirtAddr) -> Result<(), String> {
         while at < end {
             at = match self.space.fault(at, Access::Write) {
@@ -199,7 +201,7 @@ impl<'m, A: Walk> Engine<'m, A> {
 
 impl<A: Walk> Drop for Engine<'_, A> {
     fn drop(&mut self) {
-        // The TLB is empty: the workloads make no access through the MMU.
+        // The TLB is empty, because the workloads make no access through the MMU.
         self.space.leave(TlbOnLeave::Flushed);
     }
 }
@@ -207,7 +209,7 @@ impl<A: Walk> Drop for Engine<'_, A> {
 impl<A: Walk> Subject for Engine<'_, A> {
     fn perform(&mut self, call: Call) -> Result<(), String> {
         let result = match call {
-            // The policy of the whole machine says it already.
+            // The policy of the whole machine already provides for the advice.
             Call::Advise(_) => Ok(()),
             Call::Map(at) => {
                 let request = request(at.len(), Place::FixedNoReplace(at.start()));

@@ -7,8 +7,9 @@
 //! target   |edge|   a whole table   |edge|      a table that must come into being is hooked once
 //! ```
 //!
-//! Freeing tables that the call leaves empty is housekeeping, and not counted. The floor does not
-//! depend on the method: it holds for page by page, for whole tables and for Linux alike.
+//! Freeing tables that the call leaves empty is housekeeping and not counted. The floor does not
+//! depend on the method: it applies to moves page by page, to moves of whole tables and to Linux
+//! alike.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +31,7 @@ pub struct Geometry {
     pub largest_leaf: u8,
     /// Leaves in a contiguous run; 1 if the architecture has none.
     pub block: u32,
-    /// The highest level of leaves that form such blocks; 0 if it has none.
+    /// The highest level of leaves that form such blocks; 0 if the architecture has none.
     pub largest_block: u8,
     /// Whether the MMU may cache invalid entries.
     pub remembers_invalid: bool,
@@ -172,7 +173,7 @@ impl Hooks {
         self.there.extend(geometry.slots(range, level + 1).map(|slot| (level, slot)));
     }
 
-    /// Marks the tables for an entry at `level` for `addr` as needed, from that level up.
+    /// Marks the tables for an entry at `level` for `addr` and of all levels above it as needed.
     pub fn need(&mut self, addr: u64, level: u8, geometry: Geometry) {
         for level in level..geometry.levels {
             self.needed.insert((level, addr / geometry.span(level + 1)));
@@ -223,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_shifted_gigabyte_moves_page_by_page() {
-        // 513 tables of level 1 and two of level 2.
+        // 513 tables at level 1 and two at level 2.
         assert_eq!(moved(GIB, 64 * GIB + 64 * KIB, "64k"), (524_288, 515, 1));
         // Huge leaves are cleared as such, and set as pages.
         assert_eq!(moved(GIB, 64 * GIB + 4 * KIB, "2m"), (262_144 + 512, 515, 1));
@@ -233,7 +234,7 @@ mod tests {
     fn a_move_has_page_edges_and_whole_tables() {
         let from = range(64 * GIB + 2 * MIB - 8 * KIB, 2 * MIB + 12 * KIB);
         let call = Call::Move { from, to: VirtAddr(from.start().0 + 64 * GIB) };
-        // Two pages, one table, one page; each edge needs a table, both hang from a third.
+        // Two pages, one table, one page; each edge needs a table, and a third table links both.
         assert_eq!(floor(call, "4k", FOUR_LEVELS), (8, 3, 1));
     }
 

@@ -25,7 +25,7 @@ pub struct Host {
     /// Bytes in a base page of the host.
     pub page_bytes: usize,
     /// The chosen word in each file `enabled` under `/sys/kernel/mm/transparent_hugepage`, by
-    /// folder (`hugepages-64kB`; `all` for the one above).
+    /// folder (`hugepages-64kB`; `all` for the file above these folders).
     pub transparent_huge_pages: BTreeMap<String, String>,
 }
 
@@ -43,7 +43,7 @@ impl Host {
         }
     }
 
-    /// Bytes that can be used without swapping; `None` if the host does not tell.
+    /// Bytes that can be used without swapping; `None` if the host does not report it.
     pub fn available_memory() -> Option<u64> {
         let text = fs::read_to_string("/proc/meminfo").ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -98,7 +98,7 @@ pub enum HostFolios {
     Unavailable,
 }
 
-/// The folios that the host provides if this size is wanted. Its settings are not changed.
+/// The folios that the host provides if this size is wanted. The host's settings are not changed.
 pub fn host_folios(folio: FolioSize) -> HostFolios {
     if folio.order() == 0 {
         return HostFolios::Base;

@@ -26,7 +26,7 @@ pub struct Document {
     pub quick: bool,
     /// The cost of reading the clock, which was subtracted each time.
     pub clock_nanoseconds: u64,
-    /// One for each table.
+    /// One entry for each table.
     pub results: Vec<Table>,
 }
 

@@ -41,7 +41,8 @@ impl Linux {
         Ok(linux)
     }
 
-    /// The start of `range`, which must be the current mapping: the proof for the calls below.
+    /// The start of `range`, which must be the current mapping. This check justifies the calls
+    /// below.
     fn mapped(&self, range: VirtRange) -> Result<*mut c_void, String> {
         if self.mapped != Some(range) {
             return Err(format!("the workload uses {range}, which it has not mapped"));
@@ -56,8 +57,8 @@ impl Linux {
         let start = address(range.start().0);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
-        // SAFETY: FIXED_NOREPLACE replaces no mapping. A kernel that does not know the flag takes
-        // the address for a hint, and replaces none either.
+        // SAFETY: FIXED_NOREPLACE replaces no mapping. A kernel that does not know the flag treats
+        // the address as a hint and also replaces no mapping.
         let got = unsafe { mmap_anonymous(start, range.len() as usize, protection, flags) }
             .map_err(|error| failed("mmap", range, error))?;
         if got != start {
@@ -72,8 +73,8 @@ impl Linux {
 
     fn advise(&self, range: VirtRange) -> Result<(), String> {
         let start = self.mapped(range)?;
-        // A kernel without transparent huge pages refuses, and uses base pages anyway.
-        // SAFETY: the range is our own mapping, and which page sizes it gets changes no byte.
+        // A kernel without transparent huge pages refuses the advice and uses base pages anyway.
+        // SAFETY: the range is our own mapping, and the choice of page sizes changes no byte.
         let _refused = unsafe { madvise(start, range.len() as usize, self.advice) };
         Ok(())
     }
@@ -100,7 +101,7 @@ impl Linux {
 
     fn page_out(&self, range: VirtRange) -> Result<(), String> {
         let start = self.mapped(range)?;
-        // SAFETY: the range is our own mapping, and where its pages are changes no byte.
+        // SAFETY: the range is our own mapping, and the place of its pages changes no byte.
         unsafe { madvise(start, range.len() as usize, Advice::LinuxPageOut) }
             .map_err(|error| failed("MADV_PAGEOUT", range, error))
     }

@@ -1,4 +1,4 @@
-//! Runs a script on several subjects, and measures the cost of each phase.
+//! Runs a script on several subjects and measures the cost of each phase.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use super::workload::{Call, Effort, Script};
 
 /// Something that manages memory: the engine at one reach, or Linux.
 pub trait Subject {
-    /// Makes the call. An error describes the refusal.
+    /// Makes the call. An error describes why it was refused.
     fn perform(&mut self, call: Call) -> Result<(), String>;
 
     /// The work counted so far, if it is counted.
@@ -56,7 +56,7 @@ impl Samples {
         self.tally = tally;
     }
 
-    /// The times; `None` if there are none.
+    /// A summary of the times; `None` without times.
     pub fn summary(&self) -> Option<Summary> {
         Summary::of(&self.nanoseconds)
     }
@@ -110,7 +110,7 @@ fn elapsed(start: Instant) -> u64 {
     u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Runs the script on all candidates by turns. `tick` is called after each candidate's turn,
+/// Runs the script on all candidates in turn. `tick` is called after each candidate's turn,
 /// [`ticks`] times.
 pub fn measure<const N: usize>(
     script: &Script,
@@ -170,7 +170,7 @@ mod tests {
     use crate::bench::workload::Workload;
     use crate::size::FolioSize;
 
-    /// Counts calls, and refuses those from a given number on.
+    /// Counts calls and refuses those from a given number on.
     struct Fake {
         calls: u64,
         limit: u64,
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_failed_subject_keeps_its_figures() {
-        // The second round of the five calls ends after its mmap.
+        // The second round of the five calls fails after its mmap.
         let [failed, fine] = run([5 + 2, u64::MAX]);
         assert_eq!(failed.problem.as_deref(), Some("first touch: tired"));
         let measured = |phase: usize| failed.phases[phase].summary().unwrap().samples;

@@ -1,5 +1,5 @@
-//! `bindery bench`: workloads on the engine, page by page and in runs and whole tables, and on
-//! Linux.
+//! `bindery bench`: measures workloads on the engine, both page by page and in runs and whole
+//! tables, and on Linux.
 //!
 //! | file | contents |
 //! |---|---|
@@ -177,7 +177,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Problem> {
         Some(Counts::Scaling(arguments)) => return Ok(scaling::run(arguments)?),
         None => {}
     }
-    // Before the work, so that a wrong name is reported at once.
+    // Created before the measurements, so that a wrong name is reported at once.
     let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let (host, clock) = (Host::look(), Clock::calibrate());
     show(&report::heading(&host, arguments.arch, clock, arguments.full))?;
@@ -235,7 +235,7 @@ impl Visitor for GeometryOf {
         Geometry {
             levels: A::LEVELS,
             index_bits: <A as Arch>::INDEX_BITS,
-            // The root has no leaves: other roots may copy its entries.
+            // The root has no leaves, because other roots may copy its entries.
             largest_leaf: A::LARGEST_LEAF.number().min(A::LEVELS - 1),
             block: A::CONTIG_ENTRIES,
             largest_block: A::LARGEST_CONTIG_LEVEL.number(),
@@ -286,7 +286,7 @@ impl Visitor for Run<'_> {
 
 /// Refuses a size that would make the host swap.
 fn enough_memory(needed: u64) -> Result<(), String> {
-    /// For the program itself, and some spare.
+    /// Memory for the program itself and some spare.
     const SPARE: u64 = 64 * MIB;
     let needed = needed + SPARE;
     match Host::available_memory() {
@@ -304,7 +304,7 @@ fn engine_problem(comparison: &Comparison) -> Option<&str> {
     outcome(engine::PAGE).or_else(|| outcome(engine::FULL))
 }
 
-/// A bar on standard error; indicatif hides it if that is not a terminal.
+/// A progress bar on standard error; indicatif hides it if standard error is not a terminal.
 fn progress(plan: &[Group]) -> ProgressBar {
     let scripts = plan.iter().flat_map(|group| &group.scripts);
     let length: usize = scripts.map(|script| ticks(script, 3)).sum();

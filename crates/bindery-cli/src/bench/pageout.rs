@@ -1,4 +1,4 @@
-//! The extra parts of `pageout`: a swap device that takes no time, and pages that reach it.
+//! The extra parts of `pageout`: a swap device without latency, and pages that reach it.
 
 use bindery::addr::PAGE_SIZE;
 use bindery::{Memory, SwapDevice, SwapRequest};
@@ -11,8 +11,8 @@ use crate::size::{FolioSize, GIB, MIB, show_bytes};
 /// Bytes that are swapped out at a time.
 pub const DATA: u64 = 64 * MIB;
 
-/// A device that completes at once and stores nothing: the remaining work is the removal of pages
-/// from page tables. No page is swapped in from it.
+/// A device that completes at once and stores nothing, so that the remaining work is the removal of
+/// pages from page tables. No page is swapped in from it.
 struct Sink;
 
 impl<A: Walk> SwapDevice<Machine<A>> for Sink {
@@ -34,7 +34,7 @@ pub fn swap_on<A: Walk>(memory: &Memory<Machine<A>>) -> Result<(), String> {
     area.map(drop).map_err(|error| format!("cannot turn the swap device on: {error:?}"))
 }
 
-/// System 3: written memory is swapped out, and unmapped while it is out.
+/// System 3: written memory is swapped out and then unmapped while it is in swap.
 pub fn script(folio: FolioSize, geometry: Geometry) -> Script {
     let memory = range(GIB, DATA);
     let variant =

@@ -5,13 +5,13 @@ use std::process::Command;
 
 use bindery_cli::guest::{Problem, process, workspace};
 
-/// Builds the program of a package: with the features of the rest of the workspace, the core would
-/// have counters for tests.
+/// Builds the program of a package on its own, because with the features of the rest of the
+/// workspace the core would include counters for tests.
 ///
 /// # Errors
 /// If the build fails.
 pub fn build(package: &str) -> Result<PathBuf, Problem> {
-    // One folder for all: they build the core with the same flags.
+    // All these programs share one folder, because they build the core with the same flags.
     let target = workspace::target("conflicts")?;
     let mut cargo = Command::new("cargo");
     process::without_cargo_settings(&mut cargo);

@@ -163,12 +163,12 @@ fn times(script: &Script, outcomes: &[Outcome; 3]) -> Table {
     table
 }
 
-/// Whether others have published the gain from large pieces in its phases.
+/// Whether others have published the gain from large pieces in the script's phases.
 fn published(script: &Script) -> bool {
     script.phases.iter().any(|phase| phase.published.is_some())
 }
 
-/// Page by page, and Linux, each as a multiple of whole tables.
+/// The times page by page and on Linux, each as a multiple of the time with whole tables.
 fn ratios(medians: [Option<u64>; 3]) -> [String; 2] {
     [PAGE, LINUX].map(|who| {
         let ratio = medians[who].zip(medians[FULL]).and_then(|(of, than)| ratio(of, than));

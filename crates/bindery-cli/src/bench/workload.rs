@@ -1,4 +1,4 @@
-//! The workloads, as lists of calls: the engine and Linux run the same list.
+//! The workloads, as lists of calls. The engine and Linux run the same list.
 
 use bindery::addr::{VirtAddr, VirtRange};
 use clap::ValueEnum;
@@ -30,7 +30,7 @@ pub enum Workload {
 pub enum Call {
     /// Map anonymous private memory there.
     Map(VirtRange),
-    /// Request folios for the range (only Linux needs that for each mapping).
+    /// Request folios for the range (only Linux requires a request for each mapping).
     Advise(VirtRange),
     /// Write to each page for the first time.
     Touch(VirtRange),
@@ -47,7 +47,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// Its name in error messages and tables.
+    /// The call's name in error messages and tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Map(_) => "mmap",
@@ -75,7 +75,7 @@ impl Call {
         }
     }
 
-    /// The number of calls that it represents.
+    /// The number of calls that this value represents.
     pub fn repetitions(self) -> u64 {
         match self {
             Self::Kernel(call) => call.areas(),
@@ -95,13 +95,15 @@ impl Call {
 pub struct Phase {
     pub name: String,
     pub floor: Floor,
-    /// Calls that are measured together: the time is for one, floor and counts are for all.
+    /// The number of calls measured together. The time is for one call; floor and counts are for
+    /// all.
     pub repetitions: u64,
     /// The published speedup by large pieces.
     pub published: Option<f64>,
 }
 
-/// A call, and the number of the phase that its cost counts for; without one, it is not measured.
+/// A call and the number of the phase to which its cost belongs. A call without a phase is not
+/// measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Step {
     pub call: Call,
@@ -116,15 +118,14 @@ pub struct Script {
     pub folio: FolioSize,
     pub steps: Vec<Step>,
     pub phases: Vec<Phase>,
-    /// Whether the phases, each made once, are the loop that was published as a whole.
+    /// Whether the phases, each run once, form the loop whose published figure covers the whole.
     pub is_loop: bool,
     pub effort: Effort,
     geometry: Geometry,
 }
 
-/// The number of runs of a script. The subjects alternate in `turns` turns, in each of which every
-/// one of them runs the script `repeats` times, so that a slow period of the host does not affect
-/// only one of them.
+/// The number of runs of a script. In each of `turns` turns, every subject runs the script
+/// `repeats` times, so that a slow period of the host does not affect only one subject.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Effort {
     pub turns: usize,
@@ -154,7 +155,7 @@ impl Workload {
         }
     }
 
-    /// Whether it works on user memory, which is made of folios.
+    /// Whether the workload uses user memory, which consists of folios.
     pub fn has_folios(self) -> bool {
         self != Self::KernelMap
     }
@@ -224,8 +225,8 @@ fn remap_1m(by: u64, folio: FolioSize, geometry: Geometry) -> Script {
 }
 
 /// System 2. Touching 1 GiB again for every move would take most of the time, so base pages are
-/// moved and, unmeasured, moved back. Larger folios cannot be used again: a move may split them, or
-/// take contiguous runs apart.
+/// moved and, unmeasured, moved back. Larger folios cannot be reused, because a move may split them
+/// or break contiguous runs.
 fn remap_1g(folio: FolioSize, geometry: Geometry) -> Script {
     let source = range(SOURCE_1G, GIB);
     let reusable = folio == FolioSize::BASE;
@@ -267,7 +268,7 @@ impl Script {
         Self { workload, variant, folio, steps, phases, is_loop: false, effort, geometry }
     }
 
-    /// Maps, and touches as a measured phase.
+    /// Maps the range and touches it as a measured phase.
     fn fill(&mut self, range: VirtRange) {
         self.untimed(Call::Map(range));
         self.untimed(Call::Advise(range));

@@ -17,7 +17,7 @@ pub struct Findings {
     looked_at: Option<LookedAt>,
 }
 
-/// Like `bindery::check::Report`.
+/// As in `bindery::check::Report`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 struct LookedAt {
     mappings: u64,

@@ -67,7 +67,7 @@ const OUT_OF_MEMORY: Failure = signal("OOM", None, "physical memory ran out");
 const SIGNALS: &[Failure] = &[NOT_MAPPED, DENIED, BUS, OUT_OF_MEMORY];
 
 impl Failure {
-    /// The failure of a raw result, if it is one: Linux keeps -4095 to -1 for them.
+    /// The failure that a raw result expresses, if any. Linux reserves -4095 to -1 for failures.
     pub fn of_call(result: i64) -> Option<Self> {
         let number = (-4095..0).contains(&result).then_some(-result)?;
         let known = ERRNOS.iter().find(|known| known.number == Some(number));
@@ -89,7 +89,7 @@ impl Failure {
         }
     }
 
-    /// Whether it is the result of an access, and not of a call.
+    /// Whether the failure is the result of an access rather than of a call.
     pub fn is_signal(self) -> bool {
         self.number.is_none()
     }

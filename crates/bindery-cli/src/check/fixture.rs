@@ -1,4 +1,4 @@
-//! The stage of a script: processes and files on one hosted machine, and the values of names.
+//! The stage of a script: processes and files on one hosted machine, and the meanings of names.
 
 use std::collections::{BTreeMap, HashMap};
 use std::thread;
@@ -27,7 +27,7 @@ const FIRST_PROCESS: i32 = 1000;
 /// The reason why a script cannot continue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stop {
-    /// An error in the script that showed only at run time.
+    /// An error in the script that is detected only at run time.
     Wrong(Mistake),
     /// The script depends on a statement that has failed.
     Lost(Mistake),
@@ -44,7 +44,7 @@ pub struct Process<'m, A: Walk> {
     pub name: String,
     pub space: Space<'m, A>,
     pub files: BTreeMap<i32, OpenFile<'m, Machine<A>>>,
-    /// Its descriptor for `process_madvise`.
+    /// The process's descriptor for `process_madvise`.
     descriptor: i32,
     /// The counts at the last reading.
     counted: Counts,
@@ -180,7 +180,7 @@ impl<'m, A: Walk> Fixture<'m, A> {
         })
     }
 
-    /// Opens a file in a process, and gives it a name. No process has the descriptor for another
+    /// Opens a file in a process and gives it a name. No process has the descriptor for another
     /// file.
     pub fn open(&mut self, index: usize, name: &str, file: OpenFile<'m, Machine<A>>) -> i32 {
         let descriptor = self.next_file;
@@ -219,10 +219,10 @@ impl<'m, A: Walk> Fixture<'m, A> {
         value.evaluate(|name, place| self.look_up(name, place))
     }
 
-    /// Like [`Fixture::number`], for a byte.
+    /// As [`Fixture::number`], for a byte.
     ///
     /// # Errors
-    /// As for [`Fixture::number`], and a value that does not fit.
+    /// The errors of [`Fixture::number`]; a value that does not fit into a byte.
     pub fn byte(&self, value: &Value) -> Result<u8, Stop> {
         value.byte(|name, place| self.look_up(name, place))
     }
@@ -234,11 +234,11 @@ impl<'m, A: Walk> Fixture<'m, A> {
     /// The file's descriptor, and its text.
     ///
     /// # Errors
-    /// A file that could not be made; as for [`Fixture::number`].
+    /// A file that could not be created; the errors of [`Fixture::number`].
     pub fn descriptor(&self, file: &File) -> Result<(i32, String), Stop> {
         match file {
             File::Named(name, place) => Ok((known(&self.descriptors, name, *place)?, name.clone())),
-            // Like a system call, which uses 32 bits.
+            // As in a system call, which uses 32 bits.
             File::Number(value) => {
                 let number = self.number(value)? as i32;
                 Ok((number, number.to_string()))
@@ -249,7 +249,7 @@ impl<'m, A: Walk> Fixture<'m, A> {
     /// The process' descriptor, and its text.
     ///
     /// # Errors
-    /// A missing process; as for [`Fixture::number`].
+    /// A missing process; the errors of [`Fixture::number`].
     pub fn process_descriptor(&self, process: &ProcessArgument) -> Result<(i32, String), Stop> {
         match process {
             ProcessArgument::Named(name, place) => {
@@ -271,7 +271,7 @@ impl<'m, A: Walk> Fixture<'m, A> {
         audit::audit(self.machine, self.memory, &spaces)
     }
 
-    /// Ends all processes, and checks for leaks; `free` is the number of frames that were free in
+    /// Ends all processes and checks for leaks; `free` is the number of frames that were free in
     /// the beginning.
     pub fn finish(mut self, free: u64) -> Findings {
         self.processes.clear();
@@ -301,7 +301,8 @@ fn known<T: Copy>(
 impl<A: Walk> Drop for Fixture<'_, A> {
     fn drop(&mut self) {
         if thread::panicking() {
-            // The core has failed in the middle of an operation; dropping it would fail again.
+            // The core has failed in the middle of an operation; dropping the processes would fail
+            // again.
             std::mem::forget(std::mem::take(&mut self.processes));
         }
     }

@@ -14,14 +14,14 @@ pub struct Row {
     end: u64,
     /// `rw-p`
     permissions: String,
-    /// Its offset in its file, in bytes; 0 for anonymous memory.
+    /// The mapping's offset in its file, in bytes; 0 for anonymous memory.
     offset: u64,
-    /// The number of its file; 0 for anonymous memory.
+    /// The number of the mapping's file; 0 for anonymous memory.
     inode: u64,
     name: String,
 }
 
-/// All mappings, in ascending order. `names` has the names of objects.
+/// All mappings, in ascending order. `names` contains the names of objects.
 pub fn layout<A: Walk>(
     space: &AddressSpace<'_, Machine<A>>,
     names: &HashMap<u64, String>,

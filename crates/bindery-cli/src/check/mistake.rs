@@ -1,4 +1,4 @@
-//! Errors in a script, with their place: shown with the line and a caret below it.
+//! Errors in a script with their places, which are shown as the line with a caret below it.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The part from `start` to `end` of this one, relative to its beginning.
+    /// The part of this place from `start` to `end`, relative to its beginning.
     pub fn part(self, start: usize, end: usize) -> Self {
         Self { line: self.line, start: self.start + start, end: self.start + end }
     }

@@ -104,7 +104,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Problem> {
     let mut report = Report::new(&script.source.name, arguments.arch.to_string(), memory);
     let line = Cell::new(0);
     let run = Run { script: &script, arguments, report: &mut report, line: &line };
-    // A panic comes from the engine: its assertions are part of the check.
+    // A panic comes from the engine, whose assertions are part of the check.
     let ended = catch_unwind(AssertUnwindSafe(|| dispatch(arguments.arch, run)));
     let result = match ended {
         Ok(Ok(())) => Ok(()),
@@ -167,7 +167,7 @@ fn wrong(source: &Source, mistakes: &[Mistake]) -> Problem {
 /// The reason why a run ended early.
 enum Halt {
     Script(Stop),
-    /// The machine could not be set up, or the output not be written.
+    /// The machine could not be set up, or the output could not be written.
     Machine(String),
 }
 
@@ -214,7 +214,7 @@ impl Visitor for Run<'_> {
         // Only base pages, unless the caller chooses.
         memory.folio_policy().set_global(bindery::SizeMode::Never);
         let free = memory.free_frame_count();
-        // The thread stays on the CPU, like in a kernel.
+        // The thread stays on the CPU, as in a kernel.
         let _on_cpu = machine.bind(Cpu(0));
         let mut fixture = Fixture::new(&machine, &memory, &disk).map_err(|error| {
             format!("the hosted machine has too little memory ({error}); give a larger --memory")
@@ -244,8 +244,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The layout of all processes, unless the script shows it; the audit, unless it has just been
-    /// made.
+    /// Shows the layout of all processes unless the script shows it, and audits unless the script
+    /// has just done so.
     fn epilogue<A: Walk>(&mut self, fixture: &Fixture<'_, A>, ending: Ending) -> Result<(), Halt> {
         let is = |wanted: fn(&Action) -> bool| move |s: &script::Statement| wanted(&s.action);
         // Statements after the end were not executed.

@@ -62,8 +62,8 @@ impl Value {
         }
     }
 
-    /// The sum, with the values of names from `look_up`. A leading minus gives the two's
-    /// complement, like a negative argument of a program.
+    /// The sum, with the values of names from `look_up`. A leading minus yields the two's
+    /// complement, as for a negative argument of a program.
     ///
     /// # Errors
     /// The error of `look_up`; a sum that does not fit into 64 bits, or is negative without a
@@ -93,10 +93,10 @@ impl Value {
         })
     }
 
-    /// Like [`Value::evaluate`], for a byte.
+    /// As [`Value::evaluate`], for a byte.
     ///
     /// # Errors
-    /// As for [`Value::evaluate`], and a number above 255.
+    /// The errors of [`Value::evaluate`]; a number above 255.
     pub fn byte<E: From<Mistake>>(
         &self,
         look_up: impl Fn(&str, Place) -> Result<u64, E>,
@@ -116,7 +116,7 @@ fn in_hexadecimal(sum: i128) -> String {
 /// One number: hexadecimal, or decimal with K, M, G or T; underscores separate digits.
 ///
 /// # Errors
-/// If it does not fit into 64 bits.
+/// If the number does not fit into 64 bits.
 pub fn number(text: &str, place: Place) -> Result<u64, Mistake> {
     let digits = text.replace('_', "");
     let value = match digits.strip_prefix("0x") {

@@ -21,7 +21,7 @@ pub enum Outcome {
     },
     Failure(Failure),
     Bytes {
-        /// The call's return value, for a call.
+        /// The return value, if the action is a call.
         #[serde(skip_serializing_if = "Option::is_none")]
         value: Option<u64>,
         #[serde(serialize_with = "in_digits")]
@@ -162,7 +162,7 @@ pub enum Expected {
 }
 
 impl Expected {
-    /// The expected outcome and the actual one; `None` if they agree.
+    /// The difference between the expected and the actual outcome in words; `None` if they agree.
     pub fn unmet(&self, outcome: &Outcome) -> Option<String> {
         let instead = |expected: &str| Some(format!("expected {expected}, got {}", first(outcome)));
         match (self, outcome) {

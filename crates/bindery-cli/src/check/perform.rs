@@ -28,7 +28,7 @@ impl<A: Walk> Fixture<'_, A> {
     /// Performs the statement.
     ///
     /// # Errors
-    /// If it cannot be performed at all; then nothing changes.
+    /// If the statement cannot be performed at all; then nothing changes.
     pub fn perform(&mut self, statement: &Statement) -> Result<Performed, Stop> {
         let Statement { place, process, name, action, expectation } = statement;
         let index = self.index(process, *place)?;

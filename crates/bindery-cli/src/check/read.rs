@@ -28,7 +28,7 @@ pub fn script(source: Source) -> Result<Script, (Source, Vec<Mistake>)> {
         match line(&mut scope, index + 1, text) {
             Ok(statement) => statements.extend(statement),
             Err(mistake) => {
-                // One error is enough: lines below do not report the missing name.
+                // One error is enough, so later lines do not report the missing name.
                 scope.assume(text, index + 1);
                 mistakes.push(mistake);
             }

@@ -57,7 +57,7 @@ impl Report {
         }
     }
 
-    /// Records a statement's result, and shows it.
+    /// Records a statement's result and shows it.
     ///
     /// # Errors
     /// If standard output cannot be written.
@@ -79,10 +79,10 @@ impl Report {
         self.event(Event { line: Some(line), process, call, result: outcome, met, unmet })
     }
 
-    /// Records a finding after the last statement, and shows it.
+    /// Records a finding after the last statement and shows it.
     ///
     /// # Errors
-    /// As for [`Report::statement`].
+    /// The errors of [`Report::statement`].
     pub fn epilogue(&mut self, process: &str, call: &str, result: Outcome) -> Result<(), String> {
         let (process, call) = (process.to_owned(), call.to_owned());
         self.event(Event { line: None, process, call, result, met: None, unmet: None })

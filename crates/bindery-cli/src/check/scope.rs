@@ -1,5 +1,5 @@
-//! The names of a script: their kinds, and the lines that define them. Checked before anything
-//! runs.
+//! The names of a script: their kinds, and the lines that define them. They are checked before
+//! anything runs.
 
 use std::collections::HashMap;
 
@@ -49,10 +49,10 @@ impl Scope {
         self.names.get(name).is_some_and(|(known, _)| *known == kind)
     }
 
-    /// Defines a name. Names of numbers may be redefined, those of files and processes not.
+    /// Defines a name. Names of numbers may be redefined, but names of files and processes may not.
     ///
     /// # Errors
-    /// If the name is in use for something that still exists, or is reserved.
+    /// If the name is reserved, or refers to something that still exists.
     pub fn define(&mut self, name: &str, kind: Kind, place: Place) -> Result<(), Mistake> {
         if RESERVED.contains(&name) {
             let message = format!("`{name}` has a meaning of its own");
@@ -111,7 +111,7 @@ impl Scope {
     /// Refuses a sum with names that are not numbers.
     ///
     /// # Errors
-    /// As for [`Scope::expect`].
+    /// The errors of [`Scope::expect`].
     pub fn expect_numbers(&self, value: &Value) -> Result<(), Mistake> {
         value.names().try_for_each(|(name, place)| self.expect(name, Kind::Number, place))
     }

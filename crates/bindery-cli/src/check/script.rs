@@ -25,7 +25,7 @@ pub struct Statement {
     pub place: Place,
     /// The acting process.
     pub process: String,
-    /// The name of the result from here on.
+    /// The name that the result gets.
     pub name: Option<String>,
     pub action: Action,
     pub expectation: Option<Expectation>,
@@ -56,7 +56,7 @@ pub struct SystemCall {
     pub arguments: Vec<Argument>,
 }
 
-/// An argument, with its kind, for its text.
+/// An argument with its kind, which determines its text.
 #[derive(Debug)]
 pub enum Argument {
     Address(Value),
@@ -111,7 +111,7 @@ pub enum Access {
     Fill { at: Value, length: Value, byte: Value },
 }
 
-/// An action that always succeeds: of the administrator or the loader.
+/// An action of the administrator or the loader, which always succeeds.
 #[derive(Debug)]
 pub enum Setting {
     Heap(Value),

@@ -5,7 +5,7 @@ pub fn hexadecimal(value: u64) -> String {
     if value < 10 { value.to_string() } else { format!("{value:#x}") }
 }
 
-/// A length: in the largest unit that leaves no fraction; other numbers in hexadecimal digits.
+/// A length in the largest unit that leaves no fraction, or otherwise in hexadecimal digits.
 pub fn size(bytes: u64) -> String {
     let units = [(30, 'G'), (20, 'M'), (10, 'K')];
     let fitting =
@@ -17,7 +17,8 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// Bytes in brackets: all of a few, the beginning of many, one if all are equal.
+/// Bytes in brackets: all bytes of a short sequence, the beginning of a long one, or a single byte
+/// if all are equal.
 pub fn bytes(bytes: &[u8]) -> String {
     const SHOWN: usize = 16;
     let digits =

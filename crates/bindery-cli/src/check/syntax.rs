@@ -13,7 +13,7 @@ use super::words::nearest;
 #[grammar = "check/script.pest"]
 struct Grammar;
 
-/// Reads line number `line`: its statement, if it has one.
+/// Reads line number `line` and returns its statement, if any.
 ///
 /// # Errors
 /// If the line violates the grammar.

@@ -40,7 +40,7 @@ enum Kind {
     Bits,
     /// One word is the whole number.
     Choice,
-    /// Like `Bits`, but letters in any order come first: `rw`.
+    /// As `Bits`, but letters in any order come first: `rw`.
     Letters,
 }
 
@@ -78,7 +78,7 @@ impl Vocabulary {
     }
 
     /// The number for words joined by commas or bars; `number` reads the parts that are numbers. An
-    /// error gives the part by its first and last byte.
+    /// error gives the first and last byte of the wrong part.
     pub fn read<E: From<Unknown>>(
         &self,
         text: &str,
@@ -105,7 +105,7 @@ impl Vocabulary {
         Ok(bits)
     }
 
-    /// The number in words; bits without one in hexadecimal digits.
+    /// The number in words; bits without a word are shown in hexadecimal digits.
     pub fn show(&self, number: u64) -> String {
         let found = self.words.iter().find(|(_, bits)| *bits == number);
         if self.kind == Kind::Choice {

@@ -1,11 +1,11 @@
 //! Recorded figures of Linux, and the targets derived from them.
 //!
 //! Linux 7.2.13 of Debian's cloud flavour, QEMU 7.2, the same workloads, musl on both architectures
-//! (a module for system 5), the command lines of `docs/compare.md`: kernel instructions (string
-//! iterations apart) and TLB invalidations, the mean of all operations. The targets (T) are kernel
-//! instructions and invalidations too; they were set before the kernel was written, from minimal
-//! compiled loops and fixed costs. `docs/compare.md` lists those that were adjusted since, with the
-//! arithmetic.
+//! (a module for system 5), the command lines of `docs/compare.md`. The figures are kernel
+//! instructions (string iterations apart) and TLB invalidations, each the mean of all operations.
+//! The targets (T) are kernel instructions and invalidations too; they were set before the kernel
+//! was written, from minimal compiled loops and fixed costs. `docs/compare.md` lists those that
+//! were adjusted since, with the arithmetic.
 
 use bindery_cli::guest::Architecture;
 
@@ -44,7 +44,7 @@ impl Folios {
     }
 }
 
-/// The key of the operation, the folios, and for x86-64 and AArch64 what was recorded and the
+/// The key of the operation, the folios, and, for x86-64 and AArch64, the recorded figures and the
 /// target: instructions, invalidations.
 struct Entry(&'static str, Folios, [(u64, Option<u64>); 2], [(u64, Option<u64>); 2]);
 
@@ -183,7 +183,7 @@ const ENTRIES: &[Entry] = &[
         [(15_232_573, Some(1)), (14_180_782, Some(2))],
         [(3_000_000, Some(1)), (3_000_000, Some(1))],
     ),
-    // No more than Linux, whose compressor works in it too.
+    // No more than Linux, whose figure also includes its compressor.
     Entry(
         "pageout-32m-random",
         Folios::Kib64,
@@ -220,7 +220,7 @@ const ENTRIES: &[Entry] = &[
         [(18_748_338, Some(8_192)), (18_064_644, Some(8_448))],
         [(5_300_000, Some(4_096)), (5_300_000, Some(4_096))],
     ),
-    // On AArch64 with the copy itself: 11 instructions for 64 bytes.
+    // On AArch64 this includes the copy itself: 11 instructions for 64 bytes.
     Entry(
         "uffd-copy-16m",
         Folios::Any,
@@ -233,8 +233,8 @@ const ENTRIES: &[Entry] = &[
         [(63_619_254, Some(4_096)), (60_411_819, Some(4_096))],
         [(25_000_000, Some(4_096)), (25_000_000, Some(4_096))],
     ),
-    // In base pages no more than Linux; in larger folios no more than Bindery took in base pages
-    // when these targets were set. Each write copies one page, whatever its folio.
+    // With base pages no more than Linux; with larger folios no more than Bindery needed with base
+    // pages when these targets were set. Each write copies one page, whatever its folio.
     Entry(
         "child-writes-1m",
         Folios::Base,

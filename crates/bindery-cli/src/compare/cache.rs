@@ -1,8 +1,8 @@
 //! A cache of measurements.
 //!
-//! A machine whose clock counts instructions behaves the same every time, so it is not started
-//! again with the same QEMU, plugin, kernel and files. The cache keeps the plugin's own output,
-//! under a name that is a hash of all inputs.
+//! A machine whose clock counts instructions behaves the same every time, so the same QEMU, plugin,
+//! kernel and files are not run again. The cache stores the plugin's own output under a name that
+//! is a hash of all inputs.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -44,7 +44,7 @@ pub fn read(place: &Path) -> Option<Record> {
 /// Stores a measurement.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the file cannot be written.
 pub fn write(place: &Path, record: &Record) -> Result<(), Problem> {
     let text = format!("{}\n{}", record.kernel, record.counts);
     workspace::write_if_changed(place, text.as_bytes())

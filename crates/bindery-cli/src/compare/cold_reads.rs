@@ -1,7 +1,7 @@
-//! `bindery compare cold-reads`: reads a file of the disk with none of its pages in memory. Counts
-//! the requests that reach the disk, and the instructions of the kernel.
+//! `bindery compare cold-reads`: reads a file of the disk with none of its pages in memory, and
+//! counts the requests that reach the disk and the instructions of the kernel.
 //!
-//! Linux is not measured: it does not know the layout of our disk.
+//! Linux is not measured, because it does not know the layout of our disk.
 
 use std::fs::{self, File};
 use std::process::ExitCode;
@@ -28,7 +28,7 @@ const RUNS: [(&str, u16); 4] = [
     ("mapped at random", 179),
 ];
 
-/// The memory of the machine: all of the file fits.
+/// The memory of the machine, which holds the whole file.
 const MEMORY: u64 = 256 * MIB;
 /// The part of the disk beyond the file.
 const SPARE: u64 = 16 * MIB;
@@ -46,7 +46,7 @@ pub struct Arguments {
     mib: u64,
 }
 
-/// Runs the workload, and prints a table for each architecture.
+/// Runs the workload and prints a table for each architecture.
 ///
 /// # Errors
 /// If a requirement is missing, or a machine failed.
@@ -93,7 +93,7 @@ fn measure(architecture: Architecture, mib: u64) -> Result<(), Problem> {
     ))
 }
 
-/// The first program. The kernel's thread that stores dirty pages has nothing to do.
+/// The first program. It leaves the kernel's thread that stores dirty pages idle.
 fn script(mib: u64) -> String {
     format!(
         "{BEGIN}echo 0 > /proc/sys/vm/dirty_writeback_centisecs\n\
@@ -103,8 +103,8 @@ fn script(mib: u64) -> String {
     )
 }
 
-/// A line for each run. The instructions are the kernel's, those of interrupts and of its idle loop
-/// included.
+/// A line for each run. The instructions are the kernel's, including its interrupts and its idle
+/// loop.
 fn table(console: &str, counts: &str) -> Result<String, Problem> {
     if host_lines(console).any(|line| line != "status 0") || host_lines(console).count() != 1 {
         return Err(failed("the machine ended before the workload did", console));

@@ -13,14 +13,14 @@ const MOVE: &str = "compact-move-";
 /// Instructions, with each eight bytes of string instructions counted as one.
 fn effort(summary: &Summary) -> f64 {
     let of = |counter| summary.mean.of(counter);
-    // The C library of the workloads copies and fills by words of eight bytes.
+    // The C library of the workloads copies and fills in words of eight bytes.
     of(Counter::Kernel)
         + of(Counter::User)
         + of(Counter::UserString)
         + of(Counter::StringBytes) / 8.0
 }
 
-/// A line for each size of ranges, folio size and method; nothing if no compaction was measured.
+/// A line for each size of ranges, folio size and method; empty if no compaction was measured.
 pub fn table(comparisons: &[Comparison<'_>]) -> String {
     let mut table = Table::new();
     table.load_style(TableStyle::new().header_separator(LineStyle::none().fill('-').junction('-')));
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn copied_bytes_count_at_one_for_eight() {
-        // The counters are the kernel's 100, then 2, 3, 4 and so on.
+        // The counters are 100 kernel instructions, then 2, 3, 4 and so on.
         let measured = measurement(1, 100);
         let mean = measured.phases[&1].mean;
         let expected = 100.0

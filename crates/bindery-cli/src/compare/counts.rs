@@ -1,7 +1,7 @@
 //! The plugin's counts.
 //!
-//! Its output is a line of column names, then a line for each occurrence of a phase, with tabs
-//! between the fields (see `tools/count/phases.h`).
+//! The plugin's output is a line of column names, then a line for each occurrence of a phase, with
+//! tabs between the fields (see `tools/count/phases.h`).
 
 use std::collections::BTreeMap;
 
@@ -115,16 +115,16 @@ impl Summary {
 /// Reads the plugin's output: a summary for each phase, by its number.
 ///
 /// # Errors
-/// If it is not the plugin's format.
+/// If the text is not in the plugin's format.
 pub fn read(text: &str) -> Result<BTreeMap<u16, Summary>, Problem> {
     let summaries = occurrences(text)?.into_iter();
     Ok(summaries.filter_map(|(phase, all)| Some((phase, Summary::new(&all)?))).collect())
 }
 
-/// As [`read`], with each occurrence of a phase separately, in the order of their ends.
+/// As [`read`], but with each occurrence of a phase separately, in order of completion.
 ///
 /// # Errors
-/// As for [`read`].
+/// The errors of [`read`].
 pub fn occurrences(text: &str) -> Result<BTreeMap<u16, Vec<Counts<u64>>>, Problem> {
     let mut lines = text.lines();
     let names = lines.next().unwrap_or_default();

@@ -1,9 +1,9 @@
-//! `bindery compare gate`: no operation grows unnoticed.
+//! `bindery compare gate`: detects operations that have grown.
 //!
-//! A committed table has the instructions of each operation of our kernel, and the best figure ever
-//! reached. A row above 103 % of its present figure fails, and so does one that misses a target it
-//! had reached. `--write` rewrites the table: then a row that grew needs a reason, which the table
-//! keeps, together with the row's best figure.
+//! A committed table holds the instructions of each operation of our kernel and the best figure
+//! ever reached. A row above 103 % of its present figure fails, and so does one that misses a
+//! target it had reached. `--write` rewrites the table: then a row that grew needs a reason, which
+//! the table keeps, together with the row's best figure.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -109,7 +109,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The next step after a failure, and the other one if the table may be written.
+/// The suggested next step after a failure, and the alternative if the table may be written.
 const PROFILE: &str =
     "`bindery compare --profile OPERATION --arch x86-64` shows the functions of an operation.";
 const ACCEPT: &str = "`bindery compare gate --write --reason TEXT` accepts the figures.\n";
@@ -123,7 +123,7 @@ fn workloads(features: Features) -> Vec<Workload> {
     all.filter(|workload| features == Features::All || !workload.needs_features()).collect()
 }
 
-/// Runs workloads on our kernel: returns the tools used, and all operations.
+/// Runs workloads on our kernel. Returns the tools used and all operations.
 fn measure(features: Features, workloads: &[Workload]) -> Result<(String, Measured), Problem> {
     let (bench, _) = super::prepare(ARCHITECTURE, workloads)?;
     let kernel::Kernel { image, symbols, toolchain, .. } =
@@ -274,8 +274,8 @@ impl Table {
         self.rows.iter().find(|line| line.operation == row.key && line.folio == folio)
     }
 
-    /// Takes the present figures of a table made by other tools for the same commit. The best ones
-    /// are scaled in proportion: no run with these tools has reached them.
+    /// Takes the present figures of a table made by other tools for the same commit. The best
+    /// figures are scaled in proportion, because no run with these tools has reached them.
     fn adopt(&mut self, then: Self) {
         for line in &mut self.rows {
             let same = then
@@ -334,7 +334,8 @@ impl Table {
         problems
     }
 
-    /// Writes new figures. A row above its best keeps its reason, and a row that grew needs one.
+    /// Writes new figures. A row above its best figure keeps its reason, and a row that grew needs
+    /// a reason.
     fn update(
         &mut self,
         tools: String,
@@ -373,7 +374,7 @@ impl Table {
     }
 }
 
-/// The target that a figure exceeds; `None` if it does not, or the row has none.
+/// The target that a figure exceeds; `None` if it exceeds none, or if the row has no target.
 fn missed_target(row: &Row, folio: Option<FolioSize>, figure: u64) -> Option<u64> {
     let target = baseline::target(row.key, folio, ARCHITECTURE)?.instructions;
     (figure > target).then_some(target)

@@ -1,5 +1,5 @@
-//! One measurement: a kernel boots in its own machine, runs one workload with folios of one size,
-//! and the plugin counts.
+//! One measurement: a kernel boots in its own machine and runs one workload with folios of one size
+//! while the plugin counts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +25,7 @@ const MEMORY: u64 = 3 * GIB;
 /// A machine that takes longer counts as hung.
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// The occurrence of a phase to profile: with everything warm.
+/// The occurrence of a phase to profile, in which everything is warm.
 const PROFILED_OCCURRENCE: u64 = 2;
 
 /// A kernel to measure.
@@ -35,7 +35,7 @@ pub enum Kernel {
     Bindery {
         /// The image that QEMU boots.
         image: PathBuf,
-        /// The text of its file of symbols.
+        /// The text of the kernel's symbol file.
         symbols: String,
     },
     /// Linux.
@@ -44,13 +44,13 @@ pub enum Kernel {
         image: PathBuf,
         /// For workloads of the kernel: the available modules.
         modules: BTreeMap<Workload, PathBuf>,
-        /// The modules of its swap device, in loading order; none if they are not available.
+        /// The modules of its swap device, in loading order; empty if they are not available.
         swap: Vec<PathBuf>,
     },
 }
 
 impl Kernel {
-    /// Whether this kernel has what the workload needs.
+    /// Whether this kernel can run the workload.
     pub fn can_run(&self, workload: Workload) -> bool {
         match (self, workload.runner()) {
             (Self::Linux { swap, .. }, _) if workload.swaps() => !swap.is_empty(),
@@ -76,11 +76,11 @@ pub struct Bench {
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
     pub workload: Workload,
-    /// None for a workload without folios.
+    /// `None` for a workload without folios.
     pub folio: Option<FolioSize>,
 }
 
-/// Whether to start machines again that were measured before.
+/// Whether to rerun machines that were measured before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Repeat {
     Never,
@@ -128,7 +128,7 @@ impl Bench {
     /// an address and a number.
     ///
     /// # Errors
-    /// As for [`Self::measure`].
+    /// The errors of [`Self::measure`].
     pub fn profile(
         &self,
         kernel: &Kernel,
@@ -194,17 +194,17 @@ impl Bench {
 }
 
 /// Options of our kernel under which a program takes the same instructions every time. Without a
-/// seed, the tower heights of a dozen mappings would be random, and the self-test's mappings would
-/// draw the first of them.
+/// seed, the tower heights of a dozen mappings would be random. The self-test would also consume
+/// the first random heights.
 pub const CALM: [(&str, &str); 2] = [("seed", "1"), ("self-test", "off")];
 
-/// An option that makes frames the same for each image of our kernel, in a machine with memory to
-/// spare: otherwise the frames next to the image would depend on its size. The first 32 MiB hold
-/// any image.
+/// An option for machines with memory to spare that makes frame numbers independent of our kernel's
+/// image, because otherwise the frames next to the image would depend on its size. The first 32 MiB
+/// hold any image.
 const SAME_FRAMES: (&str, &str) = ("unused", "33554432");
 
-/// The initial file system ends where memory ends, and our heap below it: rounded up to whole
-/// steps, both have the same addresses with any number of symbols.
+/// The initramfs ends at the end of memory, and our heap ends below it. With its size rounded up to
+/// whole steps, both have the same addresses for any number of symbols.
 const INITRAMFS_STEP: usize = 4 << 20;
 
 /// A machine with this kernel, whose first program is the script `/init`, and whose clock counts
@@ -243,10 +243,11 @@ pub fn machine(
     Ok(machine)
 }
 
-/// Runs a machine to its end: its console.
+/// Runs a machine to its end and returns its console output.
 ///
 /// # Errors
-/// `what` (the machine's task) and its failure: QEMU does not start, the kernel dies or hangs.
+/// An error that names `what`, the machine's task, and the failure: QEMU does not start, or the
+/// kernel dies or hangs.
 pub fn console(machine: &Machine, what: &dyn fmt::Display) -> Result<String, Problem> {
     let outcome = machine.run(Output::Capture)?;
     let console = String::from_utf8_lossy(&outcome.console).into_owned();
@@ -272,7 +273,7 @@ pub fn file_system(busybox: &Path) -> Result<Initramfs, Problem> {
     Ok(files)
 }
 
-/// Adds the modules of Linux's swap device, named by their loading order.
+/// Adds the modules of Linux's swap device, numbered in loading order.
 pub fn add_swap_modules(files: &mut Initramfs, modules: &[PathBuf]) -> Result<(), Problem> {
     for (number, module) in modules.iter().enumerate() {
         files.host_file(&format!("{}/{number}.ko", script::SWAP_MODULES), module)?;
@@ -280,7 +281,7 @@ pub fn add_swap_modules(files: &mut Initramfs, modules: &[PathBuf]) -> Result<()
     Ok(())
 }
 
-/// Options for Linux without features that would cost it instructions here and that we lack, for a
+/// Options that disable features of Linux that would cost instructions here and that we lack, for a
 /// fair comparison.
 fn lean_command_line(architecture: Architecture) -> String {
     let (console, more) = match architecture {
@@ -293,7 +294,7 @@ fn lean_command_line(architecture: Architecture) -> String {
     )
 }
 
-/// Runs a machine to its end, and returns the name of its kernel.
+/// Runs a machine to its end and returns the name of its kernel.
 fn run(machine: &Machine, job: Job) -> Result<String, Problem> {
     let Job { workload, folio } = job;
     let folios = folio.map_or_else(String::new, |folio| format!(" with folios of {folio}"));
@@ -306,8 +307,8 @@ fn run(machine: &Machine, job: Job) -> Result<String, Problem> {
 /// Reads a record.
 ///
 /// # Errors
-/// If an operation of the workload never ran: then the kernel does not know the workload, or has
-/// marks of another numbering.
+/// If an operation of the workload never ran, because the kernel does not know the workload or uses
+/// other mark numbers.
 fn measurement(record: Record, job: Job) -> Result<Measurement, Problem> {
     let phases = counts::read(&record.counts)?;
     let mut missing = job.workload.rows().filter(|row| !phases.contains_key(&row.phase));

@@ -13,7 +13,7 @@ use crate::size::FolioSize;
 pub struct Document {
     /// The version of the program.
     pub bindery: &'static str,
-    /// One for each architecture.
+    /// One entry for each architecture.
     pub architectures: Vec<ArchitectureResults>,
 }
 
@@ -39,9 +39,9 @@ pub struct ArchitectureResults {
 /// An operation with folios of one size.
 #[derive(Debug, Serialize)]
 pub struct Operation {
-    /// Its name for `--profile`.
+    /// The operation's name for `--profile`.
     pub operation: &'static str,
-    /// Its name in the table.
+    /// The operation's name in the table.
     pub name: &'static str,
     /// The workload that executes the operation.
     pub workload: &'static str,
@@ -61,7 +61,7 @@ pub struct Operation {
     pub ratio: Option<f64>,
     /// The target.
     pub target: Option<Figure>,
-    /// Whether it reaches its target.
+    /// Whether the operation reaches its target.
     pub verdict: Option<Verdict>,
 }
 

@@ -31,7 +31,7 @@ enum Who {
     Linux,
 }
 
-/// Runs all machines. For one that fails, leaves its entry empty and adds a problem.
+/// Runs all machines. If a machine fails, leaves its entry empty and adds a problem.
 pub fn all(bench: &Bench, plan: &Plan<'_>, problems: &mut Vec<Problem>) -> Vec<Pair> {
     let jobs = plan.workloads.iter().flat_map(|&workload| {
         let folios = workload.folios(plan.folios).into_iter();

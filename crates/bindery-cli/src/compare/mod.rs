@@ -188,7 +188,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     if let Some(row) = arguments.profile {
         return profiles(row, &architectures, &arguments.folio);
     }
-    // Before the work, so that a wrong name is reported at once.
+    // Created before the measurements, so that a wrong name is reported at once.
     let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let mut document =
         json::Document { bindery: env!("CARGO_PKG_VERSION"), architectures: Vec::new() };
@@ -256,7 +256,7 @@ fn compare(
     })
 }
 
-/// Builds the inputs of both kernels; the second value is the C library in the workloads that are
+/// Builds the inputs of both kernels; the second value is the C library of the workloads that are
 /// programs.
 fn prepare(
     architecture: Architecture,
@@ -303,7 +303,7 @@ fn newest(architecture: Architecture, workloads: &[Workload]) -> Option<Kernel> 
     theirs(&arguments, architecture, workloads)
 }
 
-/// Linux, if it is wanted and available; if it is not available, reports the reason on standard
+/// Linux, if it is wanted and available. If it is unavailable, reports the reason on standard
 /// error.
 fn theirs(
     arguments: &Arguments,
@@ -351,7 +351,7 @@ fn swap_modules(
     architecture: Architecture,
 ) -> Result<Vec<PathBuf>, Problem> {
     match &arguments.linux {
-        // They must be of this very kernel.
+        // The modules must be built for this very kernel.
         Some(image) => Err(Problem::Missing(format!(
             "{} is an image of your own, and its module zram is not known",
             image.display()
@@ -367,7 +367,7 @@ fn module(
     workload: Workload,
 ) -> Result<PathBuf, Problem> {
     match &arguments.linux {
-        // It must be built for this very kernel.
+        // The module must be built for this very kernel.
         Some(image) => Err(Problem::Missing(format!(
             "the workload is a module, and {} is an image of your own, whose headers are not known",
             image.display()

@@ -8,12 +8,12 @@ use std::time::Duration;
 use bindery_cli::guest::Architecture;
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// The maximum number of machines at a time: each takes 3 GiB, and hosts with many CPUs need not
-/// have memory for one on each.
+/// The maximum number of machines at a time. Each takes 3 GiB, and hosts with many CPUs may lack
+/// the memory for one machine per CPU.
 const MOST_AT_A_TIME: usize = 4;
 
-/// The results of all tasks, in their order. Each task is a machine, and one runs for each CPU of
-/// the host.
+/// The results of all tasks, in their order. Each task is a machine, and one machine runs per CPU
+/// of the host.
 pub fn all<T: Sync, R: Send>(
     architecture: Architecture,
     tasks: &[T],
@@ -46,7 +46,7 @@ pub fn all<T: Sync, R: Send>(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// A bar on standard error; indicatif hides it if that is not a terminal.
+/// A progress bar on standard error; indicatif hides it if standard error is not a terminal.
 fn progress(architecture: Architecture, machines: usize) -> ProgressBar {
     let template = "{msg:8} [{bar:40}] {pos} of {len} machines  {elapsed}";
     let style = ProgressStyle::with_template(template).expect("the template is a constant");

@@ -1,10 +1,10 @@
 //! The workloads as programs.
 //!
-//! Both kernels run the same file, so the C library makes no difference between them; but it
-//! determines how many mappings a program has at its start, and with glibc's, Linux needs some
-//! 3,000 instructions more for each call that changes them. The recorded figures are those of musl
-//! on both architectures. Debian has no musl compiler for AArch64 on other hosts, so there musl is
-//! fetched, unpacked aside, and passed to the usual compiler.
+//! Both kernels run the same file, so the C library does not favor one of them. But it determines
+//! how many mappings a program has at its start, and with the mappings of glibc, Linux needs some
+//! 3,000 instructions more for each call that changes mappings. The recorded figures are those of
+//! musl on both architectures. Debian has no musl compiler for AArch64 on other hosts, so there
+//! musl is fetched, unpacked under `target`, and passed to the usual compiler.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use bindery_cli::guest::{Architecture, Problem, linux, process, programs, worksp
 pub struct Program {
     /// The ELF file.
     pub path: PathBuf,
-    /// `musl`, or the reason why it is another one.
+    /// `musl`, or the reason why it is a different library.
     pub library: String,
 }
 
@@ -64,7 +64,7 @@ fn musl(architecture: Architecture) -> Result<Musl, Problem> {
     if !musl.libraries.join("libc.a").is_file() {
         eprintln!("bindery: fetching {PACKAGE} for {architecture} (once)");
         let list = linux::packages(architecture)?;
-        // Another process may have fetched it while this one waited for the list.
+        // Another process may have fetched musl while this one waited for the list.
         if !musl.libraries.join("libc.a").is_file() {
             list.unpack(PACKAGE, &directory)?;
         }

@@ -96,7 +96,7 @@ fn counts(summary: Option<&Summary>, architecture: Architecture) -> Vec<String> 
     cells
 }
 
-/// Three digits: the weights justify no more.
+/// Three digits, because the weights justify no greater precision.
 fn show_time(nanoseconds: f64) -> String {
     match nanoseconds {
         below if below < 1e3 => format!("{below:.0} ns"),

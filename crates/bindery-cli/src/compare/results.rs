@@ -8,12 +8,12 @@ use super::guests::Measurement;
 use super::rows::{ROWS, Row, Workload};
 use crate::size::FolioSize;
 
-/// The measurements of one workload with folios of one size; none for a kernel that was left out or
-/// has failed.
+/// The measurements of one workload with folios of one size; `None` for a kernel that was left out
+/// or has failed.
 #[derive(Clone, Debug)]
 pub struct Pair {
     pub workload: Workload,
-    /// None for workloads without folios.
+    /// `None` for workloads without folios.
     pub folio: Option<FolioSize>,
     pub bindery: Option<Measurement>,
     pub linux: Option<Measurement>,
@@ -23,7 +23,7 @@ pub struct Pair {
 #[derive(Clone, Debug)]
 pub struct Comparison<'a> {
     pub row: Row,
-    /// None for operations without folios.
+    /// `None` for operations without folios.
     pub folio: Option<FolioSize>,
     pub architecture: Architecture,
     pub bindery: Option<&'a Summary>,
@@ -70,7 +70,7 @@ impl<'a> Comparison<'a> {
         all
     }
 
-    /// Linux's instructions: measured, or else recorded.
+    /// Linux's instructions, measured or, failing that, recorded.
     pub fn linux_instructions(&self) -> Option<f64> {
         let measured = self.linux.map(|linux| linux.mean.of(Counter::Kernel));
         measured.or_else(|| Some(self.recorded?.instructions as f64))
@@ -82,7 +82,7 @@ impl<'a> Comparison<'a> {
         (ours > 0.0).then_some(self.linux_instructions()? / ours)
     }
 
-    /// None if a figure for the verdict is missing.
+    /// `None` if a figure for the verdict is missing.
     pub fn verdict(&self) -> Option<Verdict> {
         let ours = self.bindery?.mean;
         let instructions = ours.of(Counter::Kernel);
@@ -99,8 +99,8 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// TLB invalidations of all kinds. On x86-64 a write to the register of the root table is one; on
-/// AArch64 it invalidates nothing.
+/// TLB invalidations of all kinds. On x86-64 a write to the root-table register counts as an
+/// invalidation; on AArch64 such a write invalidates nothing.
 pub fn invalidations(counts: &Counts<f64>, architecture: Architecture) -> f64 {
     let mut kinds = vec![
         Counter::InvalidatePage,
@@ -114,9 +114,9 @@ pub fn invalidations(counts: &Counts<f64>, architecture: Architecture) -> f64 {
     kinds.into_iter().map(|kind| counts.of(kind)).sum()
 }
 
-/// Nanoseconds that the counts would take, roughly: a fit of native times of Linux's memory calls.
-/// 0.1 an instruction, 5 an atomic, 180 an invalidation, 465 a return from the kernel, 0.03 a byte
-/// of a string instruction.
+/// The approximate time of the counts in nanoseconds, from a fit to native times of Linux's memory
+/// calls: 0.1 per instruction, 5 per atomic, 180 per invalidation, 465 per return from the kernel,
+/// 0.03 per byte of a string instruction.
 pub fn weighed(counts: &Counts<f64>, architecture: Architecture) -> f64 {
     0.1 * counts.of(Counter::Kernel)
         + 5.0 * counts.of(Counter::Atomics)
@@ -163,7 +163,7 @@ pub mod tests {
 
     #[test]
     fn too_many_invalidations_miss_a_target() {
-        // The measurement has 9 + 10 + 11 + 12 + 13 of them, and the target for mremap is 1.
+        // The measurement has 9 + 10 + 11 + 12 + 13 invalidations, and the target for mremap is 1.
         assert_eq!(verdict(4, 10, Some(100)).0, Some(Verdict::Missed));
         let pairs = pair(4, 10, None);
         let mean = pairs[0].bindery.as_ref().unwrap().phases[&4].mean;

@@ -42,12 +42,13 @@ pub enum Workload {
 pub enum Runner {
     /// A program under `programs/workloads`, once for each list of arguments.
     Program(&'static [&'static [&'static str]]),
-    /// The kernel itself: our kernel runs it at boot, on Linux a module does.
+    /// The kernel itself: our kernel runs the workload at boot; on Linux a module runs it.
     Kernel,
 }
 
 impl Workload {
-    /// Its name on the command lines of this program and of our kernel, and of a program's source.
+    /// The workload's name on the command lines of this program and of our kernel, and the name of
+    /// a program's source.
     pub fn name(self) -> &'static str {
         match self {
             Self::System1 => "system1",
@@ -80,8 +81,8 @@ impl Workload {
         })
     }
 
-    /// The folio sizes with which it is run: each of the given ones, or none, once, if it has no
-    /// folios.
+    /// The folio sizes with which the workload runs: each of the given sizes, or once without a
+    /// size if the workload has no folios.
     pub fn folios(self, chosen: &[FolioSize]) -> Vec<Option<FolioSize>> {
         match self {
             Self::KernelMap | Self::Proc | Self::Copy => vec![None],
@@ -94,12 +95,12 @@ impl Workload {
         }
     }
 
-    /// Whether it needs a swap device.
+    /// Whether the workload needs a swap device.
     pub fn swaps(self) -> bool {
         self == Self::System3
     }
 
-    /// Whether it calls what only some features of the core provide: swap or userfaultfds.
+    /// Whether the workload uses optional features of the core: swap or userfaultfds.
     pub fn needs_features(self) -> bool {
         match self {
             Self::System3 | Self::System4 | Self::Compaction => true,
@@ -123,11 +124,11 @@ impl Workload {
 pub struct Row {
     /// The workload that executes the operation.
     pub workload: Workload,
-    /// Its number in `programs/include/mark.h`.
+    /// The phase's number in `programs/include/mark.h`.
     pub phase: u16,
-    /// Its name for `--profile` and in the JSON.
+    /// The operation's name for `--profile` and in the JSON.
     pub key: &'static str,
-    /// Its name in the table.
+    /// The operation's name in the table.
     pub name: &'static str,
 }
 

@@ -2,8 +2,8 @@
 //! reports the result on the console. A module runs a workload of the kernel on Linux; our kernel
 //! has run it before this script begins.
 //!
-//! Lines for the host begin with [`TO_HOST`]; the others on the console are the kernel's and the
-//! workload's own.
+//! Lines for the host begin with [`TO_HOST`]; the other lines on the console are the kernel's and
+//! the workload's own.
 
 use std::fmt::Write;
 
@@ -15,7 +15,7 @@ use crate::size::{FolioSize, KIB};
 /// The beginning of a line for the host.
 pub const TO_HOST: &str = "compare: ";
 
-/// The beginning of every script: the files of the kernel, and folios of only base pages.
+/// The beginning of every script: mounts the kernel's file systems and allows only base pages.
 pub const BEGIN: &str = r#"#!/bin/busybox sh
 box=/bin/busybox
 $box mount -t proc proc /proc
@@ -32,12 +32,12 @@ choose never $sizes/enabled
 [ ! -e $sizes/khugepaged/defrag ] || echo 0 > $sizes/khugepaged/defrag
 "#;
 
-/// Loads the swap device, which is a module of Linux; ours is built in.
+/// Loads the swap device, which is a module on Linux but built into our kernel.
 pub const LOAD_SWAP: &str = r#"for module in /swap-modules/*.ko; do
     [ ! -e $module ] || $box insmod $module || echo "compare: refused $module"
 done"#;
 
-/// Makes a swap area of 512 MiB, twice the size that a workload needs. No read-ahead.
+/// Makes a swap area of 512 MiB, twice the size that a workload needs. Disables readahead.
 pub const SWAP_AREA: &str = r#"echo 512M > /sys/block/zram0/disksize
 $box mkswap /dev/zram0
 $box swapon /dev/zram0 || echo "compare: refused swapon"
@@ -47,7 +47,7 @@ cluster=/proc/sys/vm/page-cluster
 /// The path of the module for a kernel whose workload is a module.
 pub const MODULE: &str = "/workload.ko";
 
-/// The directory of the modules of a kernel's swap device, named by their order.
+/// The directory of the modules of a kernel's swap device, numbered in loading order.
 pub const SWAP_MODULES: &str = "/swap-modules";
 
 /// The script. Linux gets three seconds for the work that continues after its boot.
@@ -100,7 +100,7 @@ pub fn judge(console: &str, workload: Workload) -> Result<String, Problem> {
     }
 }
 
-/// The lines for the host. A message of the kernel may precede one on its line.
+/// The lines for the host. A message of the kernel may precede such a line's text.
 pub fn host_lines(console: &str) -> impl Iterator<Item = &str> {
     console.lines().filter_map(|line| Some(line.split_once(TO_HOST)?.1.trim_end()))
 }

@@ -10,9 +10,9 @@ use super::tap::Outcome;
 pub struct Document {
     /// The version of the program.
     pub bindery: &'static str,
-    /// The release of Linux that has the tests.
+    /// The release of Linux from which the tests come.
     pub tests_of_linux: String,
-    /// One for each architecture.
+    /// One entry for each architecture.
     pub architectures: Vec<ArchitectureResults>,
 }
 
@@ -21,7 +21,7 @@ pub struct Document {
 pub struct ArchitectureResults {
     /// The architecture's name.
     pub architecture: String,
-    /// The name of our kernel; null if it did not boot that far.
+    /// The name of our kernel; null if it did not boot far enough to report it.
     pub bindery_kernel: Option<String>,
     /// The name of Linux; null if it was not run.
     pub linux_kernel: Option<String>,
@@ -38,13 +38,13 @@ pub struct TestResults {
     pub good: bool,
     /// The problem of the test as a whole.
     pub problem: Option<String>,
-    /// The seconds that it ran on our kernel; null if it did not end.
+    /// The seconds that the test ran on our kernel; null if it did not end.
     pub seconds: Option<u64>,
-    /// The seconds that it ran on Linux; null if it was not run, or did not end.
+    /// The seconds that the test ran on Linux; null if it was not run or did not end.
     pub linux_seconds: Option<u64>,
     /// The tally of our kernel's cases.
     pub bindery: Tally,
-    /// Linux's; null if it was not run.
+    /// The tally on Linux; null if Linux was not run.
     pub linux: Option<Tally>,
     /// The cases.
     pub cases: Vec<CaseResults>,
@@ -53,7 +53,7 @@ pub struct TestResults {
 /// A case.
 #[derive(Debug, Serialize)]
 pub struct CaseResults {
-    /// Its number in the test.
+    /// The case's number in the test.
     pub number: u32,
     /// The case's name.
     pub name: String,
@@ -63,7 +63,7 @@ pub struct CaseResults {
     pub linux: Option<Outcome>,
     /// `passed`, `failed`, `as-linux` or `set-apart`.
     pub verdict: &'static str,
-    /// The reason why it is set apart.
+    /// The reason why the case is set apart.
     pub reason: Option<String>,
 }
 

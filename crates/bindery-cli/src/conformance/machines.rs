@@ -1,5 +1,5 @@
-//! Machines that run the tests: on our kernel one for each test, so that a test that crashes the
-//! kernel does not affect others; on Linux one for all, since it boots slowly.
+//! Machines that run the tests: on our kernel one machine per test, so that a test that crashes the
+//! kernel does not affect others; on Linux one machine for all tests, since Linux boots slowly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use super::suite::{TESTS, Test};
 use super::tap::{self, Report};
 use crate::size::GIB;
 
-/// The memory of all machines: tests map 2 GiB, which must not be refused.
+/// The memory of all machines. Tests map 2 GiB, which must not be refused.
 const MEMORY: u64 = 3 * GIB;
 
 /// The time that a machine may take in addition to its tests.
@@ -38,7 +38,7 @@ pub struct Run {
     pub report: Report,
     /// How the run ended.
     pub end: End,
-    /// The seconds that it ran, if it ended by itself or at its time limit.
+    /// The seconds that the test ran, if it ended by itself or at its time limit.
     pub seconds: Option<u64>,
     /// The whole output of the test.
     pub text: String,
@@ -47,9 +47,9 @@ pub struct Run {
 /// The end of a test.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum End {
-    /// By itself, with this exit status.
+    /// The test ended by itself, with this exit status.
     Status(i32),
-    /// Otherwise; the text has the reason.
+    /// The test broke for another reason, which the text gives.
     Broken(String),
 }
 
@@ -58,7 +58,7 @@ pub enum End {
 pub struct Results {
     /// The kernel's own name.
     pub kernel: Option<String>,
-    /// By the tests' names.
+    /// The runs, by the tests' names.
     pub runs: BTreeMap<&'static str, Run>,
 }
 
@@ -79,7 +79,7 @@ impl Bench {
             files.directory(directory)?;
         }
         files.host_file("/bin/busybox", &busybox::program(architecture)?)?;
-        // For tests that call a shell.
+        // Some tests start a shell.
         files.symlink("/bin/sh", "busybox")?;
         files.symlink("/bin/cat", "busybox")?;
         let mut built = BTreeSet::new();
@@ -116,9 +116,9 @@ impl Bench {
     /// Runs tests on Linux, in one machine.
     ///
     /// # Errors
-    /// As for [`Self::on_bindery`].
+    /// The errors of [`Self::on_bindery`].
     pub fn on_linux(&self, image: PathBuf, tests: &[&'static Test]) -> Result<Results, Problem> {
-        // Both kernels have page tables of four levels: `mmap` finds the same above 2^47.
+        // Both kernels use four-level page tables, so that `mmap` behaves the same above 2^47.
         let (console, levels) = match self.architecture {
             Architecture::X86_64 => ("ttyS0", " no5lvl"),
             Architecture::AArch64 => ("ttyAMA0", ""),
@@ -159,9 +159,9 @@ fn results(outcome: &Outcome, tests: &[&'static Test]) -> Results {
 }
 
 fn end(told: &Told, test: &Test, outcome: &Outcome) -> End {
-    /// The shell's exit status for a program that a signal has ended, minus the signal.
+    /// The shell's exit status for a program ended by a signal, minus the signal's number.
     const SIGNALED: i32 = 128;
-    /// As `timeout` sends it.
+    /// The signal that `timeout` sends.
     const SIGKILL: i32 = 9;
     End::Broken(match (told.status, &outcome.panic) {
         (Some(status), _) if status < SIGNALED => return End::Status(status),

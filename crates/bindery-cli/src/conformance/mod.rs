@@ -1,4 +1,4 @@
-//! `bindery conformance`: Linux's own tests on our kernel, compared with Linux.
+//! `bindery conformance`: runs Linux's own tests on our kernel and compares the results with Linux.
 //!
 //! | file | contents |
 //! |---|---|
@@ -106,7 +106,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
         [] => TESTS.iter().collect(),
         chosen => TESTS.iter().filter(|test| chosen.contains(test)).collect(),
     };
-    // Before the work, so that a wrong name is reported at once.
+    // Created before the tests run, so that a wrong name is reported at once.
     let file = arguments.json.as_deref().map(JsonFile::create).transpose()?;
     let mut output = arguments.output.as_deref().map(create).transpose()?;
     if let Some(logs) = &arguments.logs {
@@ -206,7 +206,7 @@ fn write_logs(directory: &Path, kernel: &str, results: &Results) -> Result<(), P
     Ok(())
 }
 
-/// Linux and the modules of its swap device, if they are available; if not, reports the reason on
+/// Linux and the modules of its swap device. If they are unavailable, reports the reason on
 /// standard error.
 fn linux_to_run(architecture: Architecture) -> Option<(PathBuf, Vec<PathBuf>)> {
     let image = linux::newest(architecture);
@@ -235,7 +235,7 @@ fn on_bindery(
     Ok(all)
 }
 
-/// A bar on standard error; indicatif hides it if that is not a terminal.
+/// A progress bar on standard error; indicatif hides it if standard error is not a terminal.
 fn progress(architecture: Architecture, machines: usize) -> ProgressBar {
     let template = "{msg:8} [{bar:40}] {pos} of {len} machines  {elapsed}";
     let style = ProgressStyle::with_template(template).expect("the template is a constant");

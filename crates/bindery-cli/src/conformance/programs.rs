@@ -1,7 +1,8 @@
 //! The tests as programs.
 //!
-//! They are linked with glibc on both architectures: they look for free addresses, count mappings
-//! and lock all of them, which depends on the mappings that glibc makes at its start.
+//! The tests are linked with glibc on both architectures, because they look for free addresses,
+//! count mappings and lock all of them, which depends on the mappings that glibc creates at
+//! startup.
 
 use std::env;
 use std::fs;
@@ -17,7 +18,7 @@ use super::suite::Test;
 /// Files that tests share, in the directory of the tests; each test is linked with them.
 const COMMON: [&str; 2] = ["vm_util.c", "hugepage_settings.c"];
 
-/// The headers that Linux's Makefile generates. An empty one means that there is no `liburing`.
+/// The headers that Linux's Makefile generates. An empty header means that `liburing` is missing.
 const MADE: &str = "local_config.h";
 
 /// Builds a test, unless it exists and is newer than its source and this program.
@@ -44,9 +45,9 @@ pub fn build(source: &Source, architecture: Architecture, test: &Test) -> Result
     let aside = tempfile::tempdir_in(&place).map_err(failed)?;
     let built = aside.path().join("program");
     let mut compiler = Command::new(requirement.program());
-    // Like Linux's own Makefile, but quiet.
+    // The options of Linux's own Makefile, but quiet.
     compiler.args(["-static", "-O2", "-w", "-U_FORTIFY_SOURCE", "-D_GNU_SOURCE=", "-pthread"]);
-    // Some write files beside their source: the machine has no such directory.
+    // Some tests write files beside their source, in a directory that the machine does not have.
     compiler.arg(format!("-fmacro-prefix-map={}=/tmp", directory.display()));
     for headers in source.headers(architecture) {
         compiler.arg("-isystem").arg(headers);

@@ -64,8 +64,8 @@ fn judgment(comparison: &Comparison) -> String {
     if words.is_empty() { "good".to_owned() } else { words.join(", ") }
 }
 
-/// The cases that do not pass, one a line; cases that do not pass on Linux either, and those that a
-/// test did not reach, are only counted.
+/// The cases that do not pass, one per line. Cases that do not pass on Linux either, and cases that
+/// a test did not reach, are only counted.
 pub fn remarks(comparisons: &[Comparison]) -> String {
     let mut text = String::new();
     let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all");

@@ -16,20 +16,21 @@ use super::tap::{Case, Outcome};
 pub enum Verdict {
     /// The case passes.
     Passed,
-    /// Linux does not pass it either.
+    /// The case does not pass on Linux either.
     NoWorse,
-    /// It fails for a known reason outside the subject of the test.
+    /// The case fails for a known reason outside the subject of the test.
     SetApart(Reason),
-    /// It passes on Linux but not here.
+    /// The case passes on Linux but not here.
     Failed,
 }
 
 /// One case on both kernels; a kernel's outcome is missing if the test did not reach it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Compared {
-    /// Its number in the test.
+    /// The case's number in the test.
     pub number: u32,
-    /// Its name: Linux's, if Linux was run, since a name may contain the error.
+    /// The name of the case. Linux's name is used if Linux was run, since a name may contain the
+    /// error.
     pub name: String,
     /// The outcome on our kernel.
     pub bindery: Option<Outcome>,
@@ -50,7 +51,7 @@ pub struct Comparison {
     pub problem: Option<String>,
     /// Whether Linux was run.
     pub has_linux: bool,
-    /// The seconds that it ran, here and on Linux.
+    /// The seconds that the test ran, here and on Linux.
     pub seconds: [Option<u64>; 2],
 }
 
@@ -112,7 +113,7 @@ impl Comparison {
         self.has_linux.then(|| Tally::of(self.cases.iter().filter_map(|case| case.linux)))
     }
 
-    /// The cases that fail here and must not.
+    /// The cases that fail here although they must pass.
     pub fn failed(&self) -> impl Iterator<Item = &Compared> {
         self.cases.iter().filter(|case| case.verdict == Verdict::Failed)
     }
@@ -123,7 +124,7 @@ impl Comparison {
     }
 }
 
-/// The problem of the test's end, apart from its cases.
+/// A problem with the end of the test, apart from its cases.
 fn problem(cases: &[Compared], bindery: Option<&Run>, linux: Option<&Run>) -> Option<String> {
     let Some(Run { end, report, .. }) = bindery else { return Some("it was not run".to_owned()) };
     let status = match end {

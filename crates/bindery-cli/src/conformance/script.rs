@@ -1,6 +1,6 @@
 //! The first program of both kernels: a shell script that runs the tests in its arguments.
 //!
-//! Lines for the host begin with [`TO_HOST`]; the others on the console are the tests' own.
+//! Lines for the host begin with [`TO_HOST`]; the other lines on the console are the tests' own.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,11 +12,11 @@ pub const DIRECTORY: &str = "/selftests";
 
 const TO_HOST: &str = "conformance: ";
 
-/// The directory of the modules of Linux's swap device, named by their order.
+/// The directory of the modules of Linux's swap device, numbered in loading order.
 pub const SWAP_MODULES: &str = "/swap-modules";
 
-/// The script. Huge pages are set like on a Linux that just booted, on both kernels. Both have
-/// swap: the device is a module on Linux, and built in on ours.
+/// The script. On both kernels huge pages are configured as on a freshly booted Linux. Both have
+/// swap: the device is a module on Linux and built into our kernel.
 pub fn text() -> String {
     let mut script = String::from(
         r#"#!/bin/busybox sh
@@ -74,9 +74,9 @@ for test in "$@"; do
 pub struct Told {
     /// The whole output of the test.
     pub text: String,
-    /// Its exit status; none if the machine ended before it did.
+    /// The test's exit status; `None` if the machine ended before the test did.
     pub status: Option<i32>,
-    /// The seconds that it ran, if it ended.
+    /// The seconds that the test ran, if it ended.
     pub seconds: Option<u64>,
 }
 

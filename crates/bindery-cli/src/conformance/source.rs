@@ -23,7 +23,8 @@ const KEPT: [&str; 6] = [
     "*/tools/testing/selftests/pidfd/pidfd.h",
 ];
 
-/// Files of [`KEPT`] that an older bindery left out: without them, the sources are fetched again.
+/// Files of [`KEPT`] that an older bindery left out. If they are missing, the sources are fetched
+/// again.
 const NEEDED: [&str; 3] = [
     "mm/gup_test.h",
     "tools/testing/selftests/clone3/clone3_selftests.h",
@@ -34,7 +35,7 @@ const NEEDED: [&str; 3] = [
 #[derive(Clone, Debug)]
 pub struct Source {
     directory: PathBuf,
-    /// The release of Linux that has them.
+    /// The release of Linux that contains the tests.
     pub release: String,
 }
 
@@ -48,7 +49,7 @@ impl Source {
         let parent = workspace::target("guest")?;
         let directory = parent.join("selftests");
         if !NEEDED.iter().all(|file| directory.join(file).is_file()) {
-            // Unpacked aside and renamed, so that the directory is always complete.
+            // Unpacked to another place and then renamed, so that the directory is always complete.
             let aside = tempfile::tempdir_in(&parent)
                 .map_err(|error| Problem::io("write to", &parent, &error))?;
             let whole = aside.path().join("selftests");
@@ -104,7 +105,7 @@ fn fetch(aside: &Path, directory: &Path) -> Result<(), Problem> {
     list.unpack(HEADERS, directory)?;
     let archive = aside.join(format!("usr/src/{package}.tar.xz"));
     let mut unpack = Command::new("tar");
-    // With the current time, so that programs built from older sources are built again.
+    // Files get the current time, so that programs built from older sources are rebuilt.
     unpack.args(["--extract", "--xz", "--touch", "--strip-components=1"]);
     unpack.args(["--wildcards", "--no-wildcards-match-slash"]);
     unpack.arg("--file").arg(&archive).arg("--directory").arg(directory).args(KEPT);

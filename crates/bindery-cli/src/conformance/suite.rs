@@ -1,4 +1,4 @@
-//! The Linux tests that are run, and their cases that are set apart.
+//! The Linux tests that are run, and the cases that are set apart.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use std::fmt;
 pub struct Test {
     /// The test's name.
     pub name: &'static str,
-    /// The name of its source, without the ending; several tests may share one.
+    /// The name of the test's source, without the ending; several tests may share a source.
     pub program: &'static str,
     /// The arguments of the test's program.
     pub arguments: &'static [&'static str],
     /// The time limit in seconds, after which it has failed.
     pub seconds: u64,
-    /// Whether to hide Linux's pool of huge pages from it, so that both kernels run the same cases:
-    /// its cases about `hugetlb` are among the others.
+    /// Whether to hide Linux's pool of huge pages from the test, so that both kernels run the same
+    /// cases. Such a test mixes its cases about `hugetlb` with the other cases.
     pub hides_hugetlb: bool,
 }
 
@@ -24,7 +24,7 @@ const fn test(name: &'static str, arguments: &'static [&'static str]) -> Test {
 
 /// All tests, in display order.
 pub static TESTS: [Test; 27] = [
-    // The seed of its pattern, by default the time of day.
+    // The seed of the test's pattern, by default the time of day.
     test("mremap_test", &["-p", "1"]),
     test("mremap_dontunmap", &[]),
     test("map_fixed_noreplace", &[]),
@@ -39,7 +39,7 @@ pub static TESTS: [Test; 27] = [
     test("mrelease_test", &[]),
     test("mdwe_test", &[]),
     test("prctl_thp_disable", &[]),
-    // For 10 seconds, repeatedly through 256 MiB.
+    // Runs for 10 seconds, repeatedly through 256 MiB.
     test("transhuge-stress", &["-d", "10", "256"]),
     test("khugepaged", &["all:anon"]),
     Test { program: "khugepaged", ..test("khugepaged-shmem", &["all:shmem"]) },
@@ -48,7 +48,7 @@ pub static TESTS: [Test; 27] = [
     test("folio_split_race_test", &[]),
     test("va_high_addr_switch", &[]),
     test("uffd-unit-tests", &[]),
-    // In 20 MiB, 16 times.
+    // Runs in 20 MiB, 16 times.
     test("uffd-stress", &["anon", "20", "16"]),
     Test { program: "uffd-stress", ..test("uffd-stress-shmem", &["shmem", "20", "16"]) },
     Test { hides_hugetlb: true, ..test("uffd-wp-mremap", &[]) },
@@ -60,7 +60,7 @@ impl Test {
     /// The test of this name.
     ///
     /// # Errors
-    /// If there is none; the text lists all tests.
+    /// If no test has this name; the text lists all tests.
     pub fn from_name(name: &str) -> Result<&'static Self, String> {
         TESTS.iter().find(|test| test.name == name).ok_or_else(|| {
             let known: Vec<&str> = TESTS.iter().map(|test| test.name).collect();
@@ -72,12 +72,13 @@ impl Test {
 /// The reason why a case does not count against us.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reason {
-    /// It needs `hugetlb`'s pool of huge pages, which we do not have.
+    /// The case needs `hugetlb`'s pool of huge pages, which we do not have.
     Hugetlb,
-    /// It needs probes in programs (`perf_event_open`), which are not part of memory management.
+    /// The case needs probes in programs (`perf_event_open`), which are not part of memory
+    /// management.
     Uprobe,
-    /// It writes to read-only memory through `/proc/self/mem`. Debian's Linux refuses that unless
-    /// it is booted with `proc_mem.force_override=always`, and so do we.
+    /// The case writes to read-only memory through `/proc/self/mem`. Debian's Linux refuses that
+    /// unless it is booted with `proc_mem.force_override=always`, and so do we.
     ForcedWrite,
 }
 
@@ -91,7 +92,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// By the program, and a part of the case's name.
+/// The cases, each by its program and a part of its name.
 const SET_APART: [(&str, &str, Reason); 5] = [
     ("mkdirty", "PTRACE write access", Reason::ForcedWrite),
     ("merge", "handle_uprobe_upon_merged_vma", Reason::Uprobe),

@@ -26,9 +26,9 @@ pub enum Outcome {
 /// One case of a test.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Case {
-    /// Its number, from 1.
+    /// The case's number, from 1.
     pub number: u32,
-    /// Its text, after its heading, if it has one.
+    /// The case's text, preceded by its heading, if any.
     pub name: String,
     /// The outcome of the case.
     pub outcome: Outcome,
@@ -39,13 +39,13 @@ pub struct Case {
 pub struct Report {
     /// The planned number of cases, if the test reported it.
     pub planned: Option<u32>,
-    /// The cases that it ran.
+    /// The cases that the test ran.
     pub cases: Vec<Case>,
-    /// The reason why it gave up, if it did.
+    /// The reason why the test gave up, if it did.
     pub gave_up: Option<String>,
 }
 
-/// No test has more cases; a larger number does not come from a test.
+/// The maximum number of cases. No test has more, so a larger number does not come from a test.
 const MOST_CASES: u32 = 10_000;
 
 /// The beginnings of comments that are headings.
@@ -92,8 +92,8 @@ fn case(line: &str, heading: Option<&str>) -> Option<Case> {
     Some(Case { number, name, outcome })
 }
 
-/// The directive in a case's text, and the text without it: Linux's tests write it before or after
-/// the text.
+/// The directive in a case's text, and the text without the directive, which Linux's tests write
+/// before or after the text.
 fn directive(text: &str) -> (&str, String) {
     let (before, behind) = match text.strip_prefix("# ") {
         Some(behind) => ("", behind),

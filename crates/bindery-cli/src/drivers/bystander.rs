@@ -1,16 +1,16 @@
-//! A process that shares nothing with the others, and knows the content of its memory.
+//! A process that shares nothing with the others and knows the content of its own memory.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::{AddressSpace, Advice, FaultError, MapRequest, Place, Protection};
 use bindery_hosted::{Machine, Program, Walk};
 
-/// The start of its memory.
+/// The start of the bystander's memory.
 const START: u64 = 1 << 30;
 
 /// The number of the bystander's pages.
 const PAGES: usize = 40;
 
-/// The highest 16 bits of each word that it writes, which no other process writes.
+/// The highest 16 bits of each word that the bystander writes. No other process writes this value.
 const TAG: u64 = 0xb15d;
 
 /// Whether a word was written by the bystander.
@@ -19,11 +19,11 @@ pub(super) fn is_tagged(word: u64) -> bool {
 }
 
 /// The process, and the first word of each of its pages; `None` if a failed device may have lost
-/// it.
+/// the page.
 pub(super) struct Bystander<'m, A: Walk> {
     pub(super) space: AddressSpace<'m, Machine<A>>,
     words: [Option<u64>; PAGES],
-    /// The number of its turns.
+    /// The number of the bystander's turns.
     turns: u64,
     may_lose_pages: bool,
 }

@@ -11,7 +11,7 @@ use super::step::Step;
 use super::threads;
 use super::world::Setup;
 
-/// Steps of one sequence. Then all processes end, and the next machine is built.
+/// Steps of one sequence. After the last step all processes end and the next machine is built.
 const STEPS: usize = 400;
 
 /// Sequences that are tried to shorten a failure.
@@ -20,15 +20,15 @@ const TRIES: usize = 600;
 /// An architecture, and its run functions.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Its name, as users type it.
+    /// The architecture's name, as users type it.
     pub name: &'static str,
-    /// Its type, as in code.
+    /// The architecture's type, as written in code.
     pub code: &'static str,
-    /// The end of its user space.
+    /// The end of the architecture's user space.
     pub user_end: u64,
-    /// [`super::sequence::run`] on it.
+    /// [`super::sequence::run`] for this architecture.
     pub run: Run,
-    /// [`super::threads::run`] on it.
+    /// [`super::threads::run`] for this architecture.
     pub run_threads: threads::Run,
 }
 
@@ -81,11 +81,11 @@ pub struct Sequence {
     pub steps: usize,
     /// The maximum work of one step.
     pub most_work: u64,
-    /// Its failure, if it failed.
+    /// The failure, if the sequence failed.
     pub found: Option<Box<Found>>,
 }
 
-/// Runs the sequence of a seed until the deadline, and shrinks its failure.
+/// Runs the sequence of a seed until the deadline and shrinks its failure.
 pub fn sequence(
     target: &Target,
     seed: u64,
@@ -134,9 +134,9 @@ fn shorten(
     Found { seed, target: *target, setup, steps, failure }
 }
 
-/// A failure's message without its numbers: failures with the same message count as equal. For a
-/// list, such as violations of the TLB, the heading and the first item up to its details: a shorter
-/// sequence has fewer items.
+/// A failure's message without its numbers; failures with the same message count as equal. Of a
+/// list, such as violations of the TLB, only the heading and the first item up to its details are
+/// used, because a shorter sequence has fewer items.
 fn kind(failure: &Failure) -> String {
     let mut lines = failure.message.lines();
     let heading = lines.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Devices whose frames programs map: blocks of the memory, which are shown and revoked at random.
+//! Devices whose frames programs map: blocks of memory that are shown and revoked at random.
 
 use std::sync::Mutex;
 
@@ -23,7 +23,7 @@ pub(super) struct Device(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     shown: [Option<FramePiece>; SLOTS],
-    /// Revoked; a thread may be about to count its last unmapping.
+    /// Revoked blocks; a thread may be about to count the last unmapping of one.
     revoked: Vec<FrameRange>,
 }
 
@@ -38,8 +38,8 @@ unsafe impl FrameSource for Device {
 }
 
 impl Device {
-    /// Shows a new block of 2^`order` frames in a slot, from page `page` of it on, or none; frees
-    /// the block that the slot has.
+    /// Shows a new block of 2^`order` frames in a slot, starting at page `page` of the slot, or no
+    /// block; frees the slot's current block.
     pub(super) fn show<A: Walk>(
         &self,
         (object, memory): (&Object<'_, Machine<A>>, &Memory<Machine<A>>),
@@ -51,13 +51,13 @@ impl Device {
         let start = slot as u64 * SLOT_PAGES;
         let frames = order.and_then(|order| memory.allocate_frames(order));
         let piece = frames.map(|frames| {
-            // Programs see all of it, and an earlier process had its frames.
+            // Programs see the whole block, and an earlier process may have used its frames.
             machine.zero(frames.first, frames.count);
             let room = SLOT_PAGES - u64::from(frames.count);
             FramePiece { page: start + if room == 0 { 0 } else { page % room }, frames }
         });
         let old = std::mem::replace(&mut lock(&self.0).shown[slot], piece);
-        // Part of the slot would suffice for most blocks.
+        // The whole slot is revoked, although part of it would suffice for most blocks.
         let revoked = object.revoke(start * PAGE_SIZE, SLOT_PAGES * PAGE_SIZE);
         revoked.expect("an object that shows frames");
         lock(&self.0).revoked.extend(old.map(|piece| piece.frames));
@@ -66,11 +66,11 @@ impl Device {
 
     /// Frees the revoked blocks that no program maps.
     fn free_revoked<A: Walk>(&self, memory: &Memory<Machine<A>>) {
-        // SAFETY: 1. allocated in `show`; 2. revoked, and removed from the list that has them.
+        // SAFETY: 1. allocated in `show`; 2. revoked, and removed from the list that holds them.
         lock(&self.0).revoked.retain(|block| !unsafe { memory.free_frames(*block) });
     }
 
-    /// Frees all blocks. No program maps the device any more.
+    /// Frees all blocks. No program maps the device at this point.
     pub(super) fn finish<A: Walk>(&self, memory: &Memory<Machine<A>>) {
         {
             let mut state = lock(&self.0);
@@ -84,7 +84,7 @@ impl Device {
 }
 
 /// Two devices: one of normal memory, whose private mappings may be written, and one of another
-/// memory type, as far as the architecture has one.
+/// memory type, if the architecture has one.
 pub(super) const DEVICES: usize = 2;
 
 /// The devices as open files.

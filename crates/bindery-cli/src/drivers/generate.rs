@@ -28,7 +28,7 @@ const POPULATE: u64 = 0x8000;
 /// `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`.
 const POPULATES: [u64; 2] = [22, 23];
 
-/// Longer mappings have hardly any of their pages.
+/// Mappings longer than this are almost empty.
 const VAST: u64 = 1 << 36;
 
 /// The number of addresses from earlier calls that are used again.
@@ -51,7 +51,7 @@ pub(super) struct Generator {
     user_end: u64,
     /// Addresses that calls have returned, with their lengths.
     hot: Vec<(u64, u64)>,
-    /// The process of the last step and the length that it asked for, if it returns an address.
+    /// The process of the last step and the requested length, if the step returns an address.
     asked: Option<(usize, u64)>,
     /// Steps to take before new ones.
     planned: Vec<Step>,
@@ -68,7 +68,8 @@ impl Generator {
             && result > PAGE as i64
         {
             if length > VAST && self.rng.once_in(2) {
-                // Calls that are linear in the addresses, not in the pages, take long here.
+                // Calls that are linear in the number of addresses rather than pages take long
+                // here.
                 let advice = self.rng.one(&[20, 21, 21, 4, 8, 14, 25, 102]);
                 let arguments = [result as u64, length, advice, 0, 0, 0];
                 self.planned.push(Step::Call { process, call: Call::Madvise, arguments });
@@ -147,8 +148,8 @@ impl Generator {
         }
     }
 
-    /// A length that is filled at once. A call that fills all memory and fails costs as much as a
-    /// thousand others.
+    /// A length to fill at once. A call that fills all memory and fails costs about the same as a
+    /// thousand other calls.
     fn filled_length(&mut self) -> u64 {
         let length = self.length();
         if self.rng.once_in(24) { length } else { length % (4 * HUGE) }
@@ -468,7 +469,7 @@ impl Generator {
             }
             3 | 4 => Step::SwapOff { number, between: self.rng.one(&[0, 1, 32, 200]) },
             5 => {
-                // Pages leave while the area is stopped.
+                // Pages leave the area while it is stopped.
                 self.planned.push(Step::ResumeSwapping { number });
                 for _ in 0..self.rng.below(3) {
                     let process = self.process();
@@ -482,7 +483,7 @@ impl Generator {
     }
 }
 
-/// The process and the length of a step that asks for a place for a mapping.
+/// The process and the length of a step that requests a place for a mapping.
 fn asked_length(step: &Step) -> Option<(usize, u64)> {
     if let Step::Segment { process, call: SegmentCall::Attach, .. } = *step {
         return Some((process, HUGE));

@@ -1,5 +1,5 @@
-//! Checks after a step, besides the auditor: the MMU permits no more than the mapping does, and no
-//! process sees the bystander's bytes.
+//! Checks after a step in addition to the audit: the MMU permits no more than the mapping does, and
+//! no process sees the bystander's bytes.
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::{AddressSpace, Protection};

@@ -1,5 +1,5 @@
-//! Panics of the core: caught, with their message and place, and not printed; or ending the
-//! program.
+//! Panics of the core: they are either caught with their message and place and not printed, or end
+//! the program.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{self, AssertUnwindSafe};
@@ -47,13 +47,14 @@ pub(super) fn caught<R>(f: impl FnOnce() -> R) -> Result<R, String> {
     result.map_err(|_| LAST.take())
 }
 
-/// Makes a panic of a thread that is in [`Dies`] call `end`, which does not return.
+/// Sets the function that a panic calls on a thread that holds a [`Dies`]. The function must not
+/// return.
 pub(super) fn die_by(end: fn(&str)) {
     install();
     *lock(&END) = end;
 }
 
-/// While it lives, a panic of the thread ends the program.
+/// While this value lives, a panic of the thread ends the program.
 pub(super) struct Dies {
     before: bool,
 }

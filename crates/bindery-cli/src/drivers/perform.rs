@@ -86,7 +86,7 @@ fn raw_fault(result: Result<u64, FaultError>) -> i64 {
 }
 
 impl<'m, A: Walk> World<'m, A> {
-    /// Takes the step. Returns the raw result of the call.
+    /// Performs the step. Returns the raw result of the call.
     pub(super) fn perform(&self, step: &Step) -> i64 {
         match *step {
             Step::Fork { process, child } => self.fork(process, child),
@@ -148,7 +148,7 @@ impl<'m, A: Walk> World<'m, A> {
         }
     }
 
-    /// Takes a step of one process.
+    /// Performs a step of one process.
     fn perform_in(&self, process: &Process<'m, A>, number: usize, step: &Step) -> i64 {
         let space = &process.space;
         let program = Program::new(self.machine, space);
@@ -255,7 +255,7 @@ impl<'m, A: Walk> World<'m, A> {
                 self.machine.fatal_signal_after(None);
                 result
             }
-            // `World::perform` takes these.
+            // `World::perform` handles these steps.
             Step::Fork { .. }
             | Step::Exit { .. }
             | Step::Unpin { .. }
@@ -274,8 +274,9 @@ impl<'m, A: Walk> World<'m, A> {
         }
     }
 
-    /// Calls `f` with the memory of another process, which may be `space` itself. A thread has one
-    /// process locked when it tries to lock the second, so it does not wait.
+    /// Calls `f` with the memory of another process, which may be `space` itself. A thread already
+    /// holds one process locked when it tries to lock the second, so this function does not wait
+    /// for the lock.
     fn with_other<R>(
         &self,
         number: usize,
@@ -300,7 +301,7 @@ impl<'m, A: Walk> World<'m, A> {
             None => return NOTHING,
         };
         let mut place = self.processes[child % PROCESSES].write().expect("no thread panicked");
-        // The old one is dropped first: the memory is small.
+        // The old process is dropped first, because the memory is small.
         drop(place.take());
         match forked {
             Ok(space) => *place = Some(Process::new(space)),

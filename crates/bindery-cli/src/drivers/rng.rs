@@ -30,7 +30,7 @@ impl Rng {
         self.next() % end.max(1)
     }
 
-    /// Like [`Rng::below`], for an index.
+    /// As [`Rng::below`], for an index.
     pub fn index(&mut self, count: usize) -> usize {
         self.below(count as u64) as usize
     }

@@ -1,4 +1,4 @@
-//! Runs a sequence of steps on one CPU, and verifies everything after each step.
+//! Runs a sequence of steps on one CPU and verifies everything after each step.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::panics;
 use super::step::Step;
 use super::world::{Outside, Setup, World, lock, machine};
 
-/// The errno of a call that had no memory.
+/// The errno of a call that ran out of memory.
 const ENOMEM: i64 = -12;
 
 /// The highest errno.
@@ -20,10 +20,10 @@ const MAX_ERRNO: i64 = 4095;
 const ERRNOS: [i64; 22] =
     [1, 2, 3, 4, 5, 7, 9, 11, 12, 13, 14, 16, 17, 19, 22, 27, 28, 36, 38, 75, 95, 133];
 
-/// A failure: its step, `None` for the end of all processes, and its message.
+/// A failed sequence.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// The step's number, from 0.
+    /// The number of the step that failed, from 0; `None` if the end of all processes failed.
     pub step: Option<usize>,
     /// The violation, or the message of the panic.
     pub message: String,
@@ -47,7 +47,7 @@ pub struct Done {
     pub most_work: u64,
 }
 
-/// Returns the next step, given the result of the last one; `None` at the end.
+/// Returns the next step, given the result of the last one; `None` at the end of the sequence.
 pub type Next<'a> = dyn FnMut(i64) -> Option<Step> + 'a;
 
 /// [`run`] on some architecture.
@@ -56,7 +56,7 @@ pub type Run = fn(&Setup, &mut Next<'_>) -> Result<Done, Failure>;
 /// Builds the machine and takes steps until `next` has none, then ends all processes.
 ///
 /// # Errors
-/// The first failure. The state that it left is leaked.
+/// The first failure. The state after the failure is leaked.
 pub fn run<A: Walk>(setup: &Setup, next: &mut Next<'_>) -> Result<Done, Failure> {
     let machine = machine::<A>(setup);
     let outside = Outside::new(setup);
@@ -88,14 +88,14 @@ pub fn run<A: Walk>(setup: &Setup, next: &mut Next<'_>) -> Result<Done, Failure>
 /// Takes the steps of a list.
 ///
 /// # Errors
-/// As for [`run`].
+/// The errors of [`run`].
 pub fn replay(run: Run, setup: &Setup, steps: &[Step]) -> Result<Done, Failure> {
     let mut steps = steps.iter().copied();
     run(setup, &mut |_| steps.next())
 }
 
 impl<A: Walk> World<'_, A> {
-    /// Takes a step whose work is bounded, and judges its result.
+    /// Performs a step, checks its work against the bound, and judges its result.
     fn step(&self, step: &Step, done: &mut Done) -> i64 {
         let asked = self.machine.ran_out_of_memory();
         let most = self.most_work(step);
@@ -111,11 +111,10 @@ impl<A: Walk> World<'_, A> {
         result
     }
 
-    /// The maximum work that a step, which has not begun, may do. A call that needs no memory
-    /// examines the mapped pages: a few times each entry of each table, most of which may map the
-    /// zero page. A call that needs memory may reclaim, and scans all frames many times before it
-    /// fails. A call that splits a mapping or a table needs a few frames, which are free unless
-    /// memory is short.
+    /// The maximum work of a step that has not begun. A call that needs no memory examines the
+    /// mapped pages: a few times each entry of each table, most of which may map the zero page. A
+    /// call that needs memory may reclaim, and scans all frames many times before it fails. A call
+    /// that splits a mapping or a table needs a few frames, which are free unless memory is short.
     fn most_work(&self, step: &Step) -> u64 {
         let frames = self.memory.total_frames();
         let reclaims = needs_memory(step) || cuts(step) && self.is_short();
@@ -138,12 +137,12 @@ impl<A: Walk> World<'_, A> {
         self.memory.free_frame_count() < self.memory.total_frames() / 4
     }
 
-    /// Verifies that a call that failed for lack of memory has reclaimed: it must not succeed when
-    /// it is repeated after some memory was freed.
+    /// Verifies that a call that failed for lack of memory has reclaimed: the call must not succeed
+    /// if it is repeated after some memory was freed.
     fn try_again(&self, step: &Step) {
         let is_call =
             matches!(step, Step::Call { .. } | Step::Control { .. } | Step::PagemapScan { .. });
-        // A collapse asks for a huge block, and does not compact for it.
+        // A collapse requests a huge block but does not compact memory for it.
         let collapses =
             matches!(step, Step::Call { call: Call::Madvise, arguments, .. } if arguments[2] == 25);
         if is_call
@@ -184,7 +183,7 @@ fn needs_memory(step: &Step) -> bool {
     }
 }
 
-/// Whether a step that otherwise needs no memory may cut a mapping, or a table, in two.
+/// Whether a step that otherwise needs no memory may split a mapping or a table.
 fn cuts(step: &Step) -> bool {
     matches!(step, Step::Call { call: Call::Munmap | Call::Mprotect, .. })
 }

@@ -2,8 +2,8 @@
 
 use super::step::Step;
 
-/// Shortens the list while `fails` is true for the rest: leaves out pieces of half its length, then
-/// of a quarter, down to single steps. Stops early after `tries`.
+/// Shortens the list while `fails` is true for the rest. Leaves out pieces of half the list's
+/// length, then of a quarter, down to single steps. Stops early after `tries`.
 pub fn shrink(
     mut steps: Vec<Step>,
     tries: usize,
@@ -34,7 +34,7 @@ pub fn shrink(
     simplify(steps, left, fails)
 }
 
-/// Replaces numbers by simpler ones, while the list fails.
+/// Replaces numbers by simpler ones while the list still fails.
 fn simplify(
     mut steps: Vec<Step>,
     mut left: usize,
@@ -55,7 +55,7 @@ fn simplify(
     steps
 }
 
-/// Steps that do less.
+/// Variants of the step that do less.
 fn simpler(step: &Step) -> Vec<Step> {
     if let Step::Fill { process, at, pages, value } = *step {
         let fewer = [1, 4, 16, 64].into_iter().filter(|fewer| *fewer < pages).rev();
@@ -78,7 +78,7 @@ mod tests {
     fn only_steps_that_fail_the_list_stay() {
         let pages = |pages| Step::Reclaim { pages };
         let steps: Vec<_> = (0..200).map(pages).collect();
-        // Like a defect that needs three steps in order.
+        // This models a defect that needs three steps in order.
         let fails = |steps: &[Step]| {
             let mut needed = [pages(17), pages(90), pages(91)].into_iter().peekable();
             for step in steps {

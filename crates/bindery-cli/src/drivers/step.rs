@@ -6,7 +6,7 @@ use bindery_linux::{Call, UserfaultRequest};
 pub const PROCESSES: usize = 4;
 
 /// One call or access. The number of a process, a file, a pin, an area or a userfaultfd is taken
-/// modulo their number; a step on a process that has exited does nothing.
+/// modulo the number of such items. A step on a process that has exited has no effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "the fields are arguments, under the names that the calls have")]
 pub enum Step {
@@ -14,7 +14,7 @@ pub enum Step {
     Call { process: usize, call: Call, arguments: [u64; 6] },
     /// `process_madvise` of one range, with the vector at `vector`.
     AdviseOther { process: usize, other: u64, vector: u64, start: u64, length: u64, advice: u64 },
-    /// A store of eight bytes, which are read back.
+    /// A store of eight bytes, followed by a load of the same bytes.
     Store { process: usize, at: u64, value: u64 },
     /// A load of eight bytes.
     Load { process: usize, at: u64 },
@@ -32,7 +32,8 @@ pub enum Step {
     Userfault { process: usize, features: u32 },
     /// `close` of a userfaultfd.
     CloseUserfault { process: usize, number: usize },
-    /// `ioctl_userfaultfd`, with the structure in `words`; a source is in the memory of `caller`.
+    /// `ioctl_userfaultfd`, with the structure in `words`; a copy's source is in the memory of
+    /// `caller`.
     Control {
         process: usize,
         number: usize,
@@ -44,7 +45,7 @@ pub enum Step {
     PagemapScan { process: usize, words: [u64; 12] },
     /// A call on a file by descriptor.
     File { file: usize, call: FileCall, offset: u64, length: u64 },
-    /// A file is closed, and the next is a new one.
+    /// Closes a file and replaces it by a new one.
     NewFile { file: usize },
     /// `process_vm_readv` or `process_vm_writev`.
     ProcessVm { process: usize, other: usize, write: bool, arguments: [u64; 6] },
@@ -61,9 +62,9 @@ pub enum Step {
     StopSwapping { number: usize },
     /// Undoes [`Step::StopSwapping`].
     ResumeSwapping { number: usize },
-    /// Reads files of `/proc/self`, and writes to `clear_refs`.
+    /// Reads files of `/proc/self` and writes to `clear_refs`.
     Proc { process: usize, first: u64, clear: u64 },
-    /// The only size of large folios from here on; 0 for none.
+    /// Sets the only size of large folios from here on; 0 for none.
     Folios { order: u8 },
     /// Splits the folio at an address.
     Split { process: usize, at: u64, order: u8 },
@@ -71,8 +72,8 @@ pub enum Step {
     Limit { process: usize, locked: u64, privileged: bool },
     /// `madvise` that a fatal signal ends after `after` checks for it.
     Kill { process: usize, after: u64, start: u64, length: u64, advice: u64 },
-    /// A device shows a new block of 2^`order` frames in a slot, from page `page` of it on, and
-    /// none for an order above 10; the earlier one is revoked.
+    /// A device shows a new block of 2^`order` frames in a slot, starting at page `page` of the
+    /// slot, or no block for an order above 10. The slot's earlier block is revoked.
     Show { device: usize, slot: usize, order: u8, page: u64 },
     /// Frees all memory kept for later.
     Trim,
@@ -97,7 +98,7 @@ pub enum FileCall {
     Sync,
     /// Pages of the file system are stored, at most the length.
     WriteBack,
-    /// Pages are forgotten that failed to be stored.
+    /// Discards pages that failed to be stored.
     DiscardFailed,
     /// The clean pages of a range are dropped.
     Evict,
@@ -123,7 +124,7 @@ pub enum SegmentCall {
 impl Step {
     /// The step as Rust code, with its numbers in hexadecimal.
     pub fn code(&self) -> String {
-        // Only the alternate form has `0x` before numbers, and it breaks lines.
+        // Only the alternate form writes `0x` before numbers, but it also breaks lines.
         let mut code = String::new();
         for word in format!("{self:#x?}").split_whitespace() {
             if matches!(word, "]" | "],") && code.ends_with(", ") {

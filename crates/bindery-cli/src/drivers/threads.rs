@@ -1,10 +1,10 @@
 //! The driver of random calls on several CPUs.
 //!
-//! A machine runs a few rounds. In a round each CPU takes a number of steps, on processes that all
-//! share. All CPUs except the first sometimes go offline, and return. After a round, all CPUs are
-//! quiet, and everything is verified. Neither the driver nor the core can continue after a panic of
-//! one thread: others may wait for it forever. So the first failure prints all known facts, and
-//! ends the program.
+//! A machine runs a few rounds. In a round each CPU performs a number of steps on processes that
+//! all CPUs share. All CPUs except the first sometimes go offline and come back. After a round all
+//! CPUs are quiet and everything is verified. Neither the driver nor the core can continue after a
+//! panic of one thread, because other threads may wait for it forever. So the first failure prints
+//! all known facts and ends the program.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -36,7 +36,7 @@ const STEPS: u64 = 250;
 /// The maximum number of steps of a CPU before it goes offline.
 const MOST_AT_ONCE: u64 = 60;
 
-/// The microseconds until it returns.
+/// The maximum time offline, in microseconds.
 const LONGEST_PAUSE: u64 = 300;
 
 /// The longest time without any activity.
@@ -44,7 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The longest time in which no CPU finishes a step, although frames are allocated, or pages are
 /// swapped out and in. A step allocates many times, and each allocation scans all memory repeatedly
-/// while swap is full: that takes more than half a minute on a busy host.
+/// while swap is full, which takes more than half a minute on a busy host.
 const PATIENCE_IN_SHORTAGE: Duration = Duration::from_secs(300);
 
 /// Called with the text of a failure; the program ends after it.
@@ -62,16 +62,16 @@ pub struct Scene {
     /// The steps, and other signs of progress.
     trace: Trace,
     verified: AtomicU64,
-    /// The first failure ends the program, and is the one that is printed.
+    /// Whether a failure has occurred. Only the first failure is printed, and it ends the program.
     has_failed: AtomicBool,
     on_failure: OnFailure,
 }
 
 impl Scene {
-    /// Reports a failure, and ends the program.
+    /// Reports a failure and ends the program.
     fn fail(&self, message: &str) -> ! {
         if self.has_failed.swap(true, Relaxed) {
-            // The first failure ends the program.
+            // The thread of the first failure ends the program.
             loop {
                 thread::park();
             }
@@ -167,7 +167,7 @@ pub fn run_seed(
     (target.run_threads)(&scene, &random, deadline)
 }
 
-/// Runs the rounds of a machine, and ends all processes.
+/// Runs the rounds of a machine and ends all processes.
 pub fn run<A: Walk>(scene: &Arc<Scene>, setup: &Setup, deadline: Instant) -> u64 {
     let _dies = panics::Dies::new();
     let machine = machine::<A>(setup);
@@ -221,7 +221,7 @@ impl<A: Walk> World<'_, A> {
         let mut result = 0;
         let mut left = STEPS;
         while left > 0 && Instant::now() <= deadline {
-            // CPU 0 stays: threads without a CPU use it.
+            // CPU 0 stays online, because threads without a CPU use it.
             let steps = if cpu == 0 { left } else { left.min(1 + rng.below(MOST_AT_ONCE)) };
             left -= steps;
             self.machine.on_cpu(Cpu(cpu), || {
@@ -238,7 +238,7 @@ impl<A: Walk> World<'_, A> {
                     }
                 }
             });
-            // A machine with too little memory for their records has no CPU that is online.
+            // A machine with too little memory for the records of CPUs has none online.
             if cpu > 0 && self.memory.online_cpus() > 0 {
                 self.replace_cpu(Cpu(cpu), Duration::from_micros(rng.below(LONGEST_PAUSE)));
             }

@@ -11,7 +11,7 @@ use super::world::lock;
 /// The number of steps kept for each CPU.
 const KEPT: usize = 50;
 
-/// A step, and its result once it has one.
+/// A step, and its result once the step has ended.
 struct Taken {
     step: Step,
     result: Option<i64>,
@@ -33,7 +33,7 @@ impl Trace {
         Self { lanes: (0..cpus).map(|_| Lane::default()).collect() }
     }
 
-    /// Takes a step, and keeps it.
+    /// Performs a step and records it.
     pub(super) fn take(&self, cpu: u16, step: Step, perform: impl FnOnce(&Step) -> i64) -> i64 {
         let lane = &self.lanes[usize::from(cpu)];
         {
@@ -61,7 +61,8 @@ impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (cpu, lane) in self.lanes.iter().enumerate() {
             writeln!(f, "CPU {cpu}, {} steps:", lane.count.load(Relaxed))?;
-            // A CPU that holds its lane is about to store a result: the others are still reported.
+            // A CPU that holds its lane's lock is about to store a result; the other lanes are
+            // still reported.
             let Ok(steps) = lane.steps.try_lock() else { continue };
             for Taken { step, result } in &*steps {
                 let mut shown = String::from("not over");

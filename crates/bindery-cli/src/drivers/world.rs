@@ -1,7 +1,8 @@
 //! A machine with processes, files and swap, on which sequences of steps run.
 //!
-//! The single-threaded driver and the one with threads share it: each process has a lock that a
-//! step on it takes for reading, and that `fork` into it and `exit` take for writing.
+//! The single-threaded and the multi-threaded driver share this world. Each process has a lock,
+//! which a step on the process acquires for reading, and which `exit` and a `fork` that replaces
+//! the process acquire for writing.
 
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -38,18 +39,18 @@ pub struct Setup {
     pub huge_zero_page: bool,
     /// Whether the swap device needs stable pages.
     pub stable_pages: bool,
-    /// Whether the pager of the files keeps requests, and answers them from a thread.
+    /// Whether the pager of the files holds requests and answers them from a thread.
     pub pager_keeps: bool,
-    /// One in this number of requests to the device fails; none with 0.
+    /// One request to the device in this number fails; 0 means that none fails.
     pub device_fails: u64,
-    /// Slots of compressed memory that are on from the start: few, so that swap is soon full.
+    /// Slots of compressed memory that are on from the start; only few, so that swap is soon full.
     pub slots: u64,
-    /// The limit of compressed memory in frames, if not half of the memory: with a few frames it
-    /// refuses pages while slots are free.
+    /// The limit of compressed memory in frames, if not half of the memory. With a limit of a few
+    /// frames, compressed memory refuses pages while slots are free.
     pub compressed_limit: Option<u64>,
-    /// Dirty pages that the file system of the files may have.
+    /// The maximum number of dirty pages in the files' file system.
     pub dirty_limit: u64,
-    /// One in this number of writes of the files' pages fails; none with 0.
+    /// One write of the files' pages in this number fails; 0 means that none fails.
     pub pager_fails: u64,
     /// A defect of the machine, for tests of the drivers.
     pub broken: Option<BrokenControl>,
@@ -128,12 +129,12 @@ pub(super) struct World<'m, A: Walk> {
     free: u64,
 }
 
-/// A lock's guard, even after a panic of a thread, which the driver has noticed.
+/// A lock's guard, even if a thread has panicked, because the driver notices panics itself.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Like [`lock`], for a shared lock.
+/// As [`lock`], for a shared lock.
 pub(super) fn read<T>(rw_lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     rw_lock.read().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
@@ -194,14 +195,14 @@ impl<'m, A: Walk> World<'m, A> {
         }
     }
 
-    /// Takes a CPU offline, and online again after `pause`. No thread is on it.
+    /// Takes a CPU offline, and online again after `pause`. No thread runs on the CPU.
     pub(super) fn replace_cpu(&self, cpu: Cpu, pause: Duration) {
         self.memory.cpu_offline(cpu).expect("the CPU is online");
         thread::sleep(pause);
         self.memory.cpu_online(cpu).expect("the CPU has its records");
     }
 
-    /// The process with this number, as long as the guard lives.
+    /// The process with this number, while the guard lives.
     pub(super) fn process(&self, number: usize) -> RwLockReadGuard<'_, Option<Process<'m, A>>> {
         read(&self.processes[number % PROCESSES])
     }
@@ -224,8 +225,8 @@ impl<'m, A: Walk> World<'m, A> {
         self.memory.swap_areas().any(|area| area.taken + 64 < area.slots)
     }
 
-    /// Ends all processes, and verifies that nothing of them is left. The caller has waited for the
-    /// device.
+    /// Ends all processes and verifies that they leave nothing behind. The caller has waited for
+    /// the device.
     pub(super) fn finish(self) {
         let Self { machine, memory, segments, device, setup, free, .. } = self;
         lock(&self.pins).clear();
@@ -260,8 +261,8 @@ impl<'m, A: Walk> World<'m, A> {
     }
 }
 
-/// Room for segments. It borrows itself, so it stays until the program ends; [`Segments::clear`]
-/// frees the memory of its segments.
+/// Room for segments. The value borrows itself, so it lives until the program ends;
+/// [`Segments::clear`] frees the memory of its segments.
 fn segments<'m, A: Walk>(memory: &'m Memory<Machine<A>>) -> &'m Segments<'m, Machine<A>> {
     let slots: Vec<_> = (0..8).map(|_| SegmentSlot::new()).collect();
     let clock = IpcClock { now: || 0, process: || 1 };
@@ -290,7 +291,7 @@ fn files<'m, A: Walk>(
     files
 }
 
-/// The number of the file at that place of [`files`].
+/// The number on the disk of the file at this index of [`files`].
 pub(super) fn number_on_disk(place: usize) -> Option<u64> {
     match place {
         3 => Some(1),
@@ -302,7 +303,8 @@ pub(super) fn number_on_disk(place: usize) -> Option<u64> {
 /// Swap devices. The core keeps a reference to each forever, so they are reused.
 struct Devices;
 
-/// A device, whether it serves from threads, and whether it needs stable pages.
+/// Idle devices: each device, whether it serves requests from threads, and whether it needs stable
+/// pages.
 static IDLE: Mutex<Vec<(&SwapFile, bool, bool)>> = Mutex::new(Vec::new());
 
 impl Devices {
@@ -321,7 +323,7 @@ impl Devices {
         });
         let (every, served) = (setup.device_fails, AtomicU64::new(0));
         device.fail(move |request| {
-            // A failed read loses a page; too many leave no content to check.
+            // A failed read loses a page, and too many failed reads leave no content to check.
             let every = match request.operation() {
                 SwapOperation::Write => every,
                 SwapOperation::Read => every * 4,

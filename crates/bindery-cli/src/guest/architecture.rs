@@ -16,7 +16,7 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// All of them, in display order.
+    /// All architectures, in display order.
     pub const ALL: [Self; 2] = [Self::X86_64, Self::AArch64];
 
     /// The name that users read and type.
@@ -60,7 +60,7 @@ impl Architecture {
         }
     }
 
-    /// Debian's name for it.
+    /// Debian's name for the architecture.
     pub fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -68,7 +68,7 @@ impl Architecture {
         }
     }
 
-    /// The one that this program was built for, if a machine can have it.
+    /// The architecture that this program was built for, if a machine can have it.
     pub fn host() -> Option<Self> {
         match std::env::consts::ARCH {
             "x86_64" => Some(Self::X86_64),

@@ -1,14 +1,14 @@
 //! Debian's static BusyBox: a shell and the commands of scripts, in one program.
 //!
-//! The host's own is used if it is static and for the right architecture; for others Debian's
-//! package is fetched and unpacked aside, once, without installing anything.
+//! The host's own BusyBox is used if it is static and for the right architecture. Otherwise
+//! Debian's package is fetched and unpacked under `target/guest` once, and nothing is installed.
 
 use std::path::{Path, PathBuf};
 
 use super::packages::PackageList;
 use super::{Architecture, Problem, executable, workspace};
 
-/// The package that has it.
+/// The package that contains BusyBox.
 pub const PACKAGE: &str = "busybox-static";
 
 /// The path of the program in the package.
@@ -17,7 +17,7 @@ const PROGRAM: &str = "bin/busybox";
 /// The program, fetched if necessary.
 ///
 /// # Errors
-/// If it is not installed, or cannot be fetched.
+/// If BusyBox is not installed, or cannot be fetched.
 pub fn program(architecture: Architecture) -> Result<PathBuf, Problem> {
     if let Some(path) = present(architecture)? {
         return Ok(path);
@@ -32,7 +32,7 @@ pub fn program(architecture: Architecture) -> Result<PathBuf, Problem> {
     eprintln!("bindery: fetching {PACKAGE} for {architecture} (once)");
     let list = PackageList::of_this_debian(architecture)?;
     if let Some(path) = present(architecture)? {
-        // Another process has fetched it while this one waited for the list.
+        // Another process fetched BusyBox while this one waited for the list.
         return Ok(path);
     }
     list.unpack(PACKAGE, &directory)?;

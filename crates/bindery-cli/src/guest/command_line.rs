@@ -1,7 +1,7 @@
 //! The kernel's command line.
 //!
 //! Words are separated by spaces: first options, `key=value`, then after the word `--` the
-//! arguments of the first program. Values and arguments may contain any bytes, so each is
+//! arguments of the first program. Values and arguments may contain any bytes, so they are
 //! percent-encoded: control characters, spaces, quotes, the percent sign and all bytes from 0x80 on
 //! become `%` and two hexadecimal digits. An empty argument is written `%00`, which ends at once
 //! like every string in C.
@@ -26,7 +26,7 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
-    /// An empty one: the kernel starts `/init`.
+    /// An empty command line, with which the kernel starts `/init`.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -38,7 +38,7 @@ impl CommandLine {
         self
     }
 
-    /// Adds an argument of the first program; the first of them is its own name.
+    /// Adds an argument of the first program; the first argument is the program's own name.
     pub fn argument(&mut self, word: impl AsRef<OsStr>) -> &mut Self {
         let word = word.as_ref();
         self.arguments.push(if word.is_empty() { "%00".to_owned() } else { encode(word) });

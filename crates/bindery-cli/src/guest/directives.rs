@@ -52,15 +52,15 @@ pub struct Directives {
     pub memory: u64,
     /// The size of a disk, empty at first, in bytes.
     pub disk: Option<u64>,
-    /// How often the program is run with the disk.
+    /// The number of times that the program is run with the disk.
     pub starts: u32,
     /// Options of the kernel.
     pub options: Vec<(String, String)>,
     /// The exit status of a successful run.
     pub status: i32,
-    /// The reason why it is not for the host's Linux, if it is not.
+    /// The reason why the program cannot run on the host's Linux, if it cannot.
     pub kernel_only: Option<String>,
-    /// The time after which it counts as hanging.
+    /// The time after which the program counts as hung.
     pub timeout: Duration,
 }
 
@@ -85,7 +85,7 @@ impl Default for Directives {
 /// Reads the directives at the start of a source.
 ///
 /// # Errors
-/// If a line has the form of a directive, but no meaning.
+/// If a line has the form of a directive but no meaning.
 pub fn read(source: &str) -> Result<Directives, String> {
     let mut directives = Directives::default();
     let comment = source.lines().map_while(|line| line.strip_prefix("//"));

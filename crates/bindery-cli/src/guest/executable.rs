@@ -13,11 +13,11 @@ use super::{Architecture, Problem};
 /// The linkage of a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Linkage {
-    /// The libraries are in it.
+    /// The program contains its libraries.
     Static,
-    /// It needs this program to load them.
+    /// The program needs an interpreter to load its libraries.
     Dynamic {
-        /// The path of that program.
+        /// The path of the interpreter.
         interpreter: String,
     },
 }
@@ -34,7 +34,7 @@ pub struct Executable {
 /// Reads a program from a file.
 ///
 /// # Errors
-/// If it cannot be read, or is not a program for an architecture of the machines.
+/// If the file cannot be read, or is not a program for an architecture of the machines.
 pub fn read(path: &Path) -> Result<Executable, Problem> {
     let bytes = fs::read(path).map_err(|error| Problem::io("read", path, &error))?;
     parse(&bytes).map_err(|why| Problem::Wrong(format!("{} {why}", path.display())))
@@ -43,7 +43,7 @@ pub fn read(path: &Path) -> Result<Executable, Problem> {
 /// Reads a static program from a file.
 ///
 /// # Errors
-/// As for [`read`], or if it is dynamic.
+/// The errors of [`read`], or if the program is dynamic.
 pub fn read_static(path: &Path) -> Result<Architecture, Problem> {
     let executable = read(path)?;
     match executable.linkage {

@@ -1,8 +1,8 @@
 //! The initial file system: a cpio archive in the format `newc`, which a kernel unpacks at boot.
 //!
-//! The same entries always give the same bytes: they are sorted by path, belong to root, have no
-//! times, and are numbered from 1. This matters because the archive is in the machine's memory and
-//! affects counted runs, which must repeat exactly.
+//! The same entries always produce the same bytes, because entries are sorted by path, belong to
+//! root, have no times, and are numbered from 1. This matters because the archive lies in the
+//! machine's memory and affects counted runs, which must repeat exactly.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -41,12 +41,12 @@ enum Entry {
 /// ```
 #[derive(Default, Debug)]
 pub struct Initramfs {
-    /// By path, without a slash at the start. A directory sorts before its contents.
+    /// The entries by path, without a slash at the start. A directory sorts before its contents.
     entries: BTreeMap<String, Entry>,
 }
 
 impl Initramfs {
-    /// An empty one.
+    /// An empty file system.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -71,10 +71,10 @@ impl Initramfs {
         self.add(path, Entry::File { permissions, contents })
     }
 
-    /// Adds a copy of a file of the host, executable if that is.
+    /// Adds a copy of a file of the host, executable if the original is.
     ///
     /// # Errors
-    /// As for [`Self::file`], or if the source cannot be read.
+    /// The errors of [`Self::file`], or if the source cannot be read.
     pub fn host_file(&mut self, path: &str, source: &Path) -> Result<(), Problem> {
         let failed = |error| Problem::io("read", source, &error);
         let mode = fs::metadata(source).map_err(failed)?.permissions().mode();
@@ -82,7 +82,7 @@ impl Initramfs {
         self.file(path, permissions, fs::read(source).map_err(failed)?)
     }
 
-    /// Adds a directory, and those above it. An existing one stays.
+    /// Adds a directory and the directories above it. An existing directory is unchanged.
     ///
     /// # Errors
     /// If the path is not absolute, or is taken.
@@ -199,7 +199,7 @@ mod tests {
         files
     }
 
-    /// The listing of an archive by the host's cpio, or none without cpio.
+    /// The listing of an archive by the host's cpio, or `None` without cpio.
     fn host_cpio(archive: &[u8]) -> Option<String> {
         let mut child = Command::new("cpio")
             .args(["-itv", "--quiet", "--numeric-uid-gid"])

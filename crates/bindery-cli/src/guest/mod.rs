@@ -18,9 +18,9 @@
 //! | [`process`] | host programs that do a step of the work |
 //! | [`requirements`] | the required host programs |
 //!
-//! The order of work: [`kernel::build`] and [`programs::build`] make files, an
-//! [`initramfs::Initramfs`] and a [`command_line::CommandLine`] are filled, and
-//! [`machine::Machine::run`] returns the outcome.
+//! The order of work: [`kernel::build`] and [`programs::build`] create files, the caller fills an
+//! [`initramfs::Initramfs`] and a [`command_line::CommandLine`], and [`machine::Machine::run`]
+//! returns the outcome.
 
 pub mod architecture;
 pub mod busybox;

@@ -1,13 +1,13 @@
-//! Debian packages that are fetched and unpacked aside, for another architecture or from another
-//! suite, without installing anything.
+//! Debian packages that are fetched and unpacked under `target`, for another architecture or from
+//! another suite, without installing anything.
 //!
-//! One process at a time uses a list: apt has locks of its own, but does not wait for them, and the
-//! second process would take its refusal for an unavailable package. A process that has waited
+//! One process at a time uses a list. Apt has locks of its own but does not wait for them, so a
+//! second process would mistake apt's refusal for an unavailable package. A process that has waited
 //! checks again whether its files exist by now.
 //!
 //! Apt is run with a list of sources, a state and a cache of its own under `target/guest/apt`. The
-//! system's lists are neither read nor changed, so no root is needed; its trusted keys and its
-//! settings for the network are used.
+//! system's lists are neither read nor changed, so no root rights are needed; its trusted keys and
+//! its settings for the network are used.
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -23,13 +23,13 @@ const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 pub struct PackageList {
     directory: PathBuf,
     architecture: Architecture,
-    /// Held for as long as the list is used; the system releases it when the process ends.
+    /// The lock is held while the list is used; the system releases it when the process ends.
     _lock: File,
 }
 
 impl PackageList {
     /// The packages of a suite (`bookworm`, `sid`) for an architecture, in their current versions.
-    /// Waits until no other process uses them.
+    /// Waits until no other process uses this list.
     ///
     /// # Errors
     /// If the host is not Debian, or the list cannot be fetched.
@@ -59,7 +59,7 @@ impl PackageList {
     /// The packages of the Debian that this host runs.
     ///
     /// # Errors
-    /// As for [`Self::new`].
+    /// The errors of [`Self::new`].
     pub fn of_this_debian(architecture: Architecture) -> Result<Self, Problem> {
         let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
         let suite = debian_suite(&release).ok_or_else(|| {
@@ -72,7 +72,7 @@ impl PackageList {
         Self::new(architecture, suite)
     }
 
-    /// One of apt's programs, with this list; the caller adds the arguments of the action.
+    /// One of apt's programs, run on this list; the caller adds the arguments of the action.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
@@ -98,7 +98,7 @@ impl PackageList {
     /// Fetches a package, without its dependencies, and unpacks its files below a directory.
     ///
     /// # Errors
-    /// If there is no such package, or it cannot be fetched or unpacked.
+    /// If no such package exists, or it cannot be fetched or unpacked.
     pub fn unpack(&self, package: &str, directory: &Path) -> Result<(), Problem> {
         let fetched = self.directory.join("fetched");
         let failed = |error| Problem::io("read", &fetched, &error);
@@ -119,16 +119,16 @@ impl PackageList {
         fs::remove_file(&archive).map_err(|error| Problem::io("remove", &archive, &error))
     }
 
-    /// Fetches packages and all their dependencies, and unpacks their files below a directory.
+    /// Fetches packages with all their dependencies and unpacks their files below a directory.
     ///
     /// # Errors
-    /// As for [`Self::unpack`].
+    /// The errors of [`Self::unpack`].
     pub fn unpack_with_dependencies(
         &self,
         packages: &[&str],
         directory: &Path,
     ) -> Result<(), Problem> {
-        // Files of an earlier attempt may be outdated.
+        // Files of an earlier attempt may be out of date.
         process::output(self.command("apt-get").arg("clean"))?;
         let mut fetch = self.command("apt-get");
         fetch.args(["-qq", "--yes", "--no-install-recommends", "--download-only", "install"]);
@@ -153,7 +153,7 @@ impl Sources {
     /// process uses the list.
     ///
     /// # Errors
-    /// As for [`PackageList::new`].
+    /// The errors of [`PackageList::new`].
     pub fn new(suite: &str) -> Result<Self, Problem> {
         let architecture = Architecture::host().unwrap_or(Architecture::X86_64);
         let source = format!("deb-src [signed-by={KEYS}] {MIRROR} {suite} main\n");
@@ -164,7 +164,7 @@ impl Sources {
     /// is complete or absent.
     ///
     /// # Errors
-    /// If there is no such package, or it cannot be fetched or unpacked.
+    /// If no such package exists, or it cannot be fetched or unpacked.
     pub fn unpack(&self, package: &str, directory: &Path) -> Result<(), Problem> {
         let parent = directory.parent().unwrap_or(Path::new("."));
         let failed = |error| Problem::io("write to", parent, &error);
@@ -192,7 +192,7 @@ impl Sources {
     }
 }
 
-/// Locks a file, which is created if necessary; reports if that has to wait.
+/// Locks a file, which is created if necessary; reports if it has to wait for the lock.
 fn lock(path: &Path) -> Result<File, Problem> {
     let failed = |error| Problem::io("lock", path, &error);
     let file = File::create(path).map_err(failed)?;
@@ -213,7 +213,7 @@ fn debian_suite(release: &str) -> Option<&str> {
         let line = release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
         Some(line.trim_matches('"'))
     };
-    // Testing and unstable have no number, and testing's list serves both.
+    // Testing and unstable have no version number; testing's list serves both.
     (value("ID")? == "debian").then(|| value("VERSION_CODENAME").unwrap_or("testing"))
 }
 
@@ -241,7 +241,8 @@ mod tests {
                 assert!(given_back.load(Ordering::SeqCst), "both have it");
                 drop(second);
             });
-            // Time for a lock that does not wait to succeed or fail before this one is free.
+            // Enough time for the second lock, if it wrongly does not wait, to return before the
+            // first is released.
             std::thread::sleep(std::time::Duration::from_millis(100));
             given_back.store(true, Ordering::SeqCst);
             drop(first);

@@ -7,7 +7,8 @@ use std::path::Path;
 /// The reason why a machine could not be built or started, in a sentence for the user.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Problem {
-    /// A requirement must be installed first; the sentence names it and its installation.
+    /// A requirement must be installed first. The sentence names the requirement and how to install
+    /// it.
     Missing(String),
     /// The user's request is invalid.
     Wrong(String),

@@ -5,10 +5,10 @@ use std::process::{Command, Stdio};
 
 use super::Problem;
 
-/// Runs a command without input, and returns its standard output.
+/// Runs a command without input and returns its standard output.
 ///
 /// # Errors
-/// If it cannot be started, or it fails: then the problem has its standard error.
+/// If the command cannot be started, or if it fails; the problem then contains its standard error.
 pub fn output(command: &mut Command) -> Result<String, Problem> {
     let program = command.get_program().display().to_string();
     let output = command.stdin(Stdio::null()).output().map_err(|error| {
@@ -29,7 +29,7 @@ pub fn output(command: &mut Command) -> Result<String, Problem> {
     Err(Problem::Failed(format!("{} ended with {}:\n{messages}", shown(command), output.status)))
 }
 
-/// The command in a form that can be typed.
+/// The command as a user would type it.
 fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.display().to_string()).collect::<Vec<_>>().join(" ")

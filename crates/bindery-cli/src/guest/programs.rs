@@ -1,4 +1,4 @@
-//! C programs for the machine: built as static ELF files when their source has changed.
+//! C programs for the machine, which are built as static ELF files when their source has changed.
 //!
 //! A source `programs/tests/start.c` becomes `target/programs/x86_64/tests/start`; sources
 //! elsewhere get a directory named after their place.
@@ -25,17 +25,17 @@ pub enum CLibrary {
 /// The linkage of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Link {
-    /// For fixed addresses.
+    /// A program for fixed addresses.
     Static,
-    /// For any address; it relocates itself. Debian's musl does not link such programs, so they
-    /// always use glibc.
+    /// A program for any address, which relocates itself. Debian's musl does not link such
+    /// programs, so they always use glibc.
     StaticPie,
 }
 
 /// A variant of a program's build.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Variant {
-    /// Its C library.
+    /// The program's C library.
     pub library: CLibrary,
     /// How the program is linked.
     pub link: Link,
@@ -63,15 +63,15 @@ impl Variant {
     }
 }
 
-/// Builds a program like [`build_variant`], in the usual variant.
+/// As [`build_variant`], in the usual variant.
 ///
 /// # Errors
-/// As for [`build_variant`].
+/// The errors of [`build_variant`].
 pub fn build(architecture: Architecture, source: &Path) -> Result<PathBuf, Problem> {
     build_variant(architecture, source, Variant::USUAL)
 }
 
-/// Builds a program from one C file, unless it exists and is newer than all its inputs.
+/// Builds a program from one C file, unless the program exists and is newer than all its inputs.
 ///
 /// # Errors
 /// If the compiler is not installed, or rejects the source.
@@ -91,7 +91,8 @@ pub fn build_variant(
     let directory = program.parent().unwrap_or(Path::new("."));
     let failed = |error| Problem::io("write", &program, &error);
     fs::create_dir_all(directory).map_err(failed)?;
-    // Built aside and then renamed: others may build or start the same program right now.
+    // Built in another place and then renamed, because another process may be building or starting
+    // the same program.
     let aside = tempfile::tempdir_in(directory).map_err(failed)?;
     let built = aside.path().join("program");
     let mut compiler = Command::new(requirement.program());
@@ -136,7 +137,7 @@ fn place(architecture: Architecture, source: &Path, variant: Variant) -> Result<
     Ok(workspace::target("programs")?.join(architecture.directory()).join(group).join(name))
 }
 
-/// All inputs of a program: the source, headers, and this program, which has the flags.
+/// All inputs of a program: the source, the headers, and this executable, which contains the flags.
 fn inputs(source: &Path, include: &Path) -> Vec<PathBuf> {
     let beside = source.parent().into_iter();
     let headers = beside.chain([include]).filter_map(|directory| directory.read_dir().ok());

@@ -33,12 +33,12 @@ pub enum Remedy {
     Packages(&'static [&'static str]),
     /// A Rust for the target, by one of several commands.
     RustTarget(&'static str),
-    /// Nothing, on this host.
+    /// Nothing to install: Bindery fetches the program itself, but only on Debian.
     OnDebian,
 }
 
 impl Requirement {
-    /// All, in display order.
+    /// All requirements, in display order.
     #[must_use]
     pub fn all() -> Vec<Self> {
         let kinds =
@@ -73,7 +73,7 @@ impl Requirement {
         }
     }
 
-    /// Its name, for a sentence or a table.
+    /// The requirement's name, for a sentence or a table.
     #[must_use]
     pub fn name(self) -> String {
         match self {
@@ -89,7 +89,7 @@ impl Requirement {
         }
     }
 
-    /// The parts that need it.
+    /// The parts that need the requirement.
     #[must_use]
     pub fn purpose(self) -> &'static str {
         match self {
@@ -105,7 +105,7 @@ impl Requirement {
         }
     }
 
-    /// Its version, if it is installed.
+    /// The requirement's version, if it is installed.
     #[must_use]
     pub fn version(self) -> Option<String> {
         match self {
@@ -133,7 +133,7 @@ impl Requirement {
         }
     }
 
-    /// Whether it is fetched on demand, without an installation.
+    /// Whether the requirement is fetched on demand, without an installation.
     fn is_fetched(self) -> bool {
         let foreign = |architecture| Some(architecture) != Architecture::host();
         matches!(self, Self::BusyBox(architecture) if foreign(architecture))
@@ -162,10 +162,10 @@ impl Requirement {
         })
     }
 
-    /// Does nothing if it is installed.
+    /// Has no effect if the requirement is installed.
     ///
     /// # Errors
-    /// If it is not; the problem has the command in one sentence.
+    /// If the requirement is not installed; the problem names the command in one sentence.
     pub fn demand(self) -> Result<(), Problem> {
         let there = match self {
             Self::Rust(architecture) => {
@@ -192,7 +192,7 @@ impl Requirement {
     }
 }
 
-/// The command that installs Debian packages, in a form that can be typed.
+/// The command that installs Debian packages, as a user would type it.
 #[must_use]
 pub fn apt_install(packages: &[&str]) -> String {
     format!("apt-get install {}", packages.join(" "))
@@ -200,7 +200,7 @@ pub fn apt_install(packages: &[&str]) -> String {
 
 /// The first line of a program's version output.
 fn first_line(program: &str) -> Option<String> {
-    // BusyBox has no --version, but prints it when called without a command.
+    // BusyBox has no --version, but prints its version when called without a command.
     let argument = if program.ends_with("busybox") { "--help" } else { "--version" };
     let text = process::output(Command::new(program).arg(argument)).ok()?;
     Some(short_version(text.lines().next()?))
@@ -221,8 +221,8 @@ fn short_version(line: &str) -> String {
     kept.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Whether a C compiler exists, and finds a static C library: it prints the full path of a known
-/// file, or else the bare name.
+/// Whether a C compiler exists and finds a static C library. A compiler prints the full path of a
+/// file that it finds, and otherwise the bare name.
 fn has_static_library(compiler: &str) -> bool {
     let printed = process::output(Command::new(compiler).arg("-print-file-name=libc.a"));
     printed.is_ok_and(|path| path.starts_with('/'))

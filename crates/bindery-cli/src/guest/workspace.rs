@@ -1,8 +1,8 @@
 //! The directories of the sources and of build outputs.
 //!
-//! The kernel and the C programs are built on demand, so `bindery` must find the repository: the
-//! one that it was built from, or, if that no longer exists, the one that contains the current
-//! directory.
+//! The kernel and the C programs are built on demand, so `bindery` must find the repository. It
+//! uses the repository that it was built from or, if that no longer exists, the one that contains
+//! the current directory.
 
 use std::env;
 use std::fs;
@@ -17,7 +17,7 @@ const MARK: &str = "crates/bindery-cli/Cargo.toml";
 /// The root of the repository.
 ///
 /// # Errors
-/// If it is not found.
+/// If the repository is not found.
 pub fn root() -> Result<PathBuf, Problem> {
     let built_from = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
     let current = env::current_dir().ok();
@@ -41,11 +41,11 @@ pub fn target(name: &str) -> Result<PathBuf, Problem> {
     Ok(path)
 }
 
-/// Writes a file, unless it has these contents already. A reader sees the old contents or the new
-/// ones.
+/// Writes a file, unless it already has these contents. A reader sees either the old or the new
+/// contents, never a mixture.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the file cannot be written.
 pub fn write_if_changed(path: &Path, contents: &[u8]) -> Result<(), Problem> {
     if fs::read(path).is_ok_and(|present| present == contents) {
         return Ok(());

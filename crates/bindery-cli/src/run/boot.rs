@@ -1,4 +1,4 @@
-//! The inputs of the machine for one run: the program, added files, the command line.
+//! The inputs of the machine for one run: the program, added files and the command line.
 
 use std::path::{Path, PathBuf};
 
@@ -46,10 +46,10 @@ pub struct Boot {
 }
 
 impl Boot {
-    /// Finds or builds the program and collects all that it needs.
+    /// Finds or builds the program and collects all its inputs.
     pub fn prepare(arguments: &Arguments, terminal: &Terminal) -> Result<Self, Problem> {
         let program = Program::find(&arguments.program, arguments.arch)?;
-        // Checked before a build that takes minutes.
+        // Checked first, because the build takes minutes.
         Requirement::Emulator(program.architecture).demand()?;
         let mut files = Initramfs::new();
         let path = format!("/bin/{}", program.name);
@@ -96,7 +96,7 @@ fn command_line(arguments: &Arguments, terminal: &Terminal, program: &str) -> Co
 struct Program {
     architecture: Architecture,
     file: PathBuf,
-    /// Its name in the machine.
+    /// The program's name in the machine.
     name: String,
 }
 

@@ -20,9 +20,9 @@ use terminal::Terminal;
 
 /// The exit status after a kernel panic.
 const KERNEL_DIED: u8 = 101;
-/// The exit status at the time limit, like that of `timeout`.
+/// The exit status at the time limit, as that of `timeout`.
 const TIME_WAS_UP: u8 = 124;
-/// The exit status if the user ended the machine, like after an interrupt.
+/// The exit status if the user ended the machine, as after an interrupt.
 const LEFT: u8 = 130;
 
 const HELP: &str = "\
@@ -133,10 +133,10 @@ fn parse_pair(text: &str) -> Result<String, String> {
     }
 }
 
-/// Runs the program, and returns its exit status.
+/// Runs the program and returns its exit status.
 ///
 /// # Errors
-/// The message for the user; the machine was not started.
+/// The message for the user. The machine was not started.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     let terminal = Terminal::find();
     let boot = Boot::prepare(arguments, &terminal)?;
@@ -162,7 +162,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     Ok(report(&outcome, machine.clock, output))
 }
 
-/// Makes the image of a disk unless there is one.
+/// Creates the image of a disk unless it exists.
 fn make_disk(disk: &Path, size: u64) -> Result<(), Problem> {
     let problem = |error: &std::io::Error| Problem::io("create the disk image", disk, error);
     match File::create_new(disk) {
@@ -172,7 +172,7 @@ fn make_disk(disk: &Path, size: u64) -> Result<(), Problem> {
     }
 }
 
-/// Reports the outcome on standard error, and returns the exit status.
+/// Reports the outcome on standard error and returns the exit status.
 fn report(outcome: &Outcome, clock: Clock, output: Output) -> ExitCode {
     for line in &outcome.log {
         eprintln!("kernel: {line}");

@@ -18,7 +18,7 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Determines them.
+    /// Determines the kinds of this process's descriptors.
     pub fn find() -> Self {
         let (is_input, is_output) = (stdin().is_terminal(), stdout().is_terminal());
         let size = if is_output { tcgetwinsize(stdout()) } else { tcgetwinsize(stdin()) };
@@ -28,8 +28,8 @@ impl Terminal {
         Self { is_input, is_output, size }
     }
 
-    /// Adds the terminal's properties to the kernel's options. The user's own values come first,
-    /// and take precedence.
+    /// Adds the terminal's properties to the kernel's options. The user's own values come first and
+    /// take precedence.
     pub fn describe(&self, line: &mut CommandLine) {
         if let Some((rows, columns)) = self.size {
             line.option("terminal", format!("{rows}x{columns}"));
@@ -47,8 +47,8 @@ impl Terminal {
         if self.is_input { Output::Terminal } else { Output::PassThrough }
     }
 
-    /// Shows how to leave, if that is useful, and saves the terminal's settings: QEMU changes them,
-    /// and may be killed.
+    /// Shows how to leave if that is useful, and saves the terminal's settings, because QEMU
+    /// changes them and may be killed.
     pub fn keep(&self) -> Kept {
         if !self.is_input {
             return Kept(None);
@@ -60,13 +60,13 @@ impl Terminal {
     }
 }
 
-/// The saved settings of a terminal, restored when this is dropped.
+/// The saved settings of a terminal, restored when this value is dropped.
 pub struct Kept(Option<Termios>);
 
 impl Drop for Kept {
     fn drop(&mut self) {
         if let Some(settings) = &self.0 {
-            // It fails if the terminal no longer exists.
+            // The call fails if the terminal no longer exists.
             let _ = tcsetattr(stdin(), OptionalActions::Drain, settings);
         }
     }

@@ -1,5 +1,5 @@
-//! The command `bindery run` itself: the arguments that it passes on, and its end. And `bindery
-//! compare working-set` and `bindery compare applications`, without Linux.
+//! Tests the command `bindery run` itself: the arguments that it forwards, and its exit. Also tests
+//! `bindery compare working-set` and `bindery compare applications`, without Linux.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -12,11 +12,11 @@ use crate::guest::is_required;
 
 /// The expected result of a command.
 pub struct Expected {
-    /// Its exit status.
+    /// The command's exit status.
     pub status: i32,
-    /// All of its output, if that is known.
+    /// The complete output of the command, if it is known.
     pub output: Option<&'static str>,
-    /// A part of its messages.
+    /// A part of the command's messages.
     pub message: &'static str,
 }
 
@@ -138,7 +138,7 @@ fn deaths(architecture: Architecture) -> [Trial; 8] {
             }
         };
         let arguments = ["--cpu", model, "--timeout", "60", "busybox", "true"];
-        // The console shows it as well.
+        // The console shows the message as well.
         let output = Some(match architecture {
             Architecture::X86_64 => {
                 "this processor has no no-execute bit (NX): the kernel needs it\n"
@@ -200,7 +200,7 @@ fn deaths(architecture: Architecture) -> [Trial; 8] {
 const TO_RUN: [fn(Architecture) -> Requirement; 3] =
     [Requirement::Emulator, Requirement::Rust, Requirement::BusyBox];
 
-/// A working set of 64 MiB in a machine of 56 MiB: some of its pages must be swapped out and in.
+/// A working set of 64 MiB in a machine of 56 MiB: some of its pages have to be swapped out and in.
 fn working_set(architecture: Architecture) -> Result<Completion, Failed> {
     if let Some(ignored) =
         missing(&[&TO_RUN[..], &[Requirement::CCompiler]].concat(), architecture)?
@@ -235,8 +235,8 @@ fn working_set(architecture: Architecture) -> Result<Completion, Failed> {
 /// The applications that take seconds; `bindery compare applications` runs them all.
 const APPLICATIONS: [&str; 3] = ["restore", "sort", "sqlite"];
 
-/// A well-known program, in ample memory and in too little: the command compares its answers with
-/// the recorded one of Linux, and fails if too little was swapped out.
+/// A well-known program, in ample memory and in too little. The command compares the program's
+/// answers with Linux's recorded one and fails if too little was swapped out.
 fn application(architecture: Architecture, name: &str) -> Result<Completion, Failed> {
     let needed = [&TO_RUN[..], &[Requirement::CCompiler, Requirement::GlibcCompiler]].concat();
     if let Some(ignored) = missing(&needed, architecture)? {
@@ -270,7 +270,7 @@ fn missing(
     Ok(None)
 }
 
-/// Runs `bindery run`, and judges its end.
+/// Runs `bindery run` and judges its end.
 pub fn run(
     architecture: Architecture,
     arguments: &[&str],

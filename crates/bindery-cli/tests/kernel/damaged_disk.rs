@@ -1,4 +1,5 @@
-//! Disks with a damaged file system: the kernel refuses each at mount, and continues without it.
+//! Disks with a damaged file system. The kernel refuses to mount each of them and continues without
+//! it.
 
 use std::fs;
 
@@ -7,17 +8,18 @@ use libtest_mimic::{Completion, Failed, Trial};
 
 use crate::command::{Expected, run};
 
-/// The size of a block in bytes, the blocks of a disk, and the first one of content.
+/// The size of a block in bytes, the number of blocks on a disk, and the first block of content.
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 1024;
 const CONTENT: u32 = 257;
-/// Extents that have no room in a file's block, and the most in a block of extents.
+/// A number of extents that do not fit in a file's block, which is also the maximum in a block of
+/// extents.
 const LISTED: u32 = 299;
 const IN_LIST: u32 = 340;
-/// The most blocks of extents that a file's block names.
+/// The maximum number of blocks of extents that a file's block names.
 const LISTS: u32 = 896;
 
-/// The trial. One architecture is enough: the file system has no code for either.
+/// The trial. One architecture is enough, because the file system's code is the same for both.
 pub fn trial() -> Trial {
     Trial::ignorable_test("x86_64::disk_damaged", || {
         let damaged =
@@ -56,22 +58,23 @@ pub fn trial() -> Trial {
     })
 }
 
-/// Boots with the image, and verifies the listing of its files.
+/// Boots with the image and verifies the listing of its files.
 fn mounted(image: &[u8], output: &'static str) -> Result<Completion, Failed> {
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("disk");
     fs::write(&file, image)?;
     let disk = file.to_string_lossy();
     let script = "ls /disk 2>/dev/null; exit 7";
-    // Little: a damaged file must not ask for more than there is.
+    // The machine has little memory, because a damaged file must not make the kernel request more
+    // than exists.
     let machine = ["--check", "--timeout", "60", "--memory", "64m", "--disk", &disk];
     let arguments = [&machine[..], &["busybox", "sh", "-c", script]].concat();
     let expected = Expected { status: 7, output: Some(output), message: "" };
     run(Architecture::X86_64, &arguments, &expected)
 }
 
-/// An image of [`BLOCKS`] blocks. Its superblock says that the file system has `blocks`. It has one
-/// file with these extents, each of a first page, a first block and a count.
+/// An image of [`BLOCKS`] blocks. Its superblock says that the file system has `blocks`. The file
+/// system has one file with these extents, each a first page, a first block and a count.
 fn image(blocks: u64, extents: &[(u32, u32, u32)]) -> Vec<u8> {
     let mut bytes = vec![0; BLOCK * BLOCKS as usize];
     let mut put = |at: usize, from: &[u8]| bytes[at..at + from.len()].copy_from_slice(from);
@@ -93,7 +96,7 @@ fn image(blocks: u64, extents: &[(u32, u32, u32)]) -> Vec<u8> {
     bytes
 }
 
-/// An image whose file was named last, so that no number is left for the next naming.
+/// An image whose file was named last, so that no sequence number is left for the next naming.
 fn last_of_names() -> Vec<u8> {
     let mut bytes = image(BLOCKS, &[(0, CONTENT, 1)]);
     bytes[BLOCK + 32..BLOCK + 40].fill(0xff);
@@ -111,8 +114,9 @@ fn repeated() -> Vec<u8> {
     bytes
 }
 
-/// An image whose file has [`LISTED`] extents in the block `list`, which says that it has `count` of
-/// the file of this number. If that is no block of content, the first one has them.
+/// An image whose file names the block `list` for its [`LISTED`] extents. That block claims to hold
+/// `count` extents of the file with this number. If `list` is not a block of content, they lie in
+/// the first block of content.
 fn listed(list: u32, number: u32, count: u32) -> Vec<u8> {
     let mut bytes = image(BLOCKS, &[]);
     let mut put = |at: usize, word: u32| bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());

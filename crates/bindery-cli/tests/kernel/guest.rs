@@ -1,4 +1,4 @@
-//! One program on a machine of its own.
+//! Runs one program on a machine of its own.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -66,7 +66,7 @@ fn run(
     program: &Program,
     directives: &Directives,
 ) -> Result<(), Trouble> {
-    // Checked before a build that takes minutes.
+    // Checked first, because the build takes minutes.
     Requirement::Emulator(architecture).demand()?;
     let kernel = built(architecture)?;
     let mut files = Initramfs::new();
@@ -92,7 +92,7 @@ fn run(
     machine.timeout = Some(directives.timeout);
     let disk = directives.disk.map(|size| Disk::new(architecture, program, size)).transpose();
     let disk = disk.map_err(|error| Trouble::Failed(format!("no disk can be made: {error}")))?;
-    // Each further machine finds the files of the one before.
+    // Each further machine finds the files of the previous one on the disk.
     for _ in 0..if disk.is_some() { directives.starts } else { 1 } {
         machine.disk = disk.as_ref().map(|Disk(path)| path.clone());
         let outcome = machine.run(Output::Capture)?;
@@ -101,7 +101,7 @@ fn run(
     Ok(())
 }
 
-/// The image of an empty disk, removed at the end.
+/// The image of an initially empty disk, removed on drop.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -120,7 +120,7 @@ impl Drop for Disk {
     }
 }
 
-/// Installs the program with its needs, and adds it to the command line.
+/// Installs the program with the files that it needs and adds it to the command line.
 fn install(
     architecture: Architecture,
     program: &Program,

@@ -1,11 +1,11 @@
 //! Programs on the reference kernel, in QEMU, on every architecture: the test programs of
 //! `programs/tests`, BusyBox with a script, and the workloads with their contents verified. At the
-//! exit of every process the kernel audits all invariants, and at the end it looks for leaked
-//! frames; a violation makes it panic, and the trial fails.
+//! exit of every process the kernel audits all invariants, and at the end it checks for leaked
+//! frames. A violation makes the kernel panic, and the trial fails.
 //!
 //! If QEMU or a compiler is missing, trials are ignored, and the reason is shown. With
-//! `BINDERY_REQUIRE_KERNEL=1` in the environment they fail instead. One trial runs for each CPU of
-//! the host; each has a machine of its own.
+//! `BINDERY_REQUIRE_KERNEL=1` in the environment they fail instead. One trial runs per CPU of the
+//! host, each on a machine of its own.
 
 mod command;
 mod damaged_disk;
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Announces the slow steps, and their duration.
+/// Announces the slow steps and their duration.
 fn announce(trials: &[Trial]) {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     eprintln!(

@@ -67,8 +67,8 @@ fn quits(architecture: Architecture) -> Result<Completion, Failed> {
         session.send(&[CTRL_Z])?;
         session.send(b"worx\x7fd\r")?;
         session.expect("got word")?;
-        // BusyBox's shell ignores the signal of Ctrl-\, on Linux as well: the program that replaces
-        // it must have begun. Both the terminal and the program print the line.
+        // BusyBox's shell ignores the signal of Ctrl-\, also on Linux, so the program that replaces
+        // the shell must have started. Both the terminal and the program print the line.
         session.send(b"again\r")?;
         session.expect("again")?;
         session.expect("again")?;
@@ -77,7 +77,7 @@ fn quits(architecture: Architecture) -> Result<Completion, Failed> {
     })
 }
 
-/// Runs a BusyBox script at a terminal of 31 rows and 117 columns, and checks that the terminal's
+/// Runs a BusyBox script at a terminal of 31 rows and 117 columns and checks that the terminal's
 /// settings are unchanged afterwards.
 fn at_terminal(
     architecture: Architecture,
@@ -110,7 +110,7 @@ fn modes(of: &Termios) -> [u64; 4] {
     ]
 }
 
-/// One run, with this process at the other end of its terminal.
+/// One run, with this process at the other end of the run's terminal.
 struct Session {
     keyboard: File,
     terminal: OwnedFd,
@@ -168,7 +168,7 @@ impl Session {
         Ok(self.keyboard.write_all(keys)?)
     }
 
-    /// Waits for the end, with this status.
+    /// Waits for the run to end with this status.
     fn status(&mut self, expected: i32) -> Result<(), Failed> {
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
@@ -187,7 +187,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Both fail only if it has ended.
+        // Both calls fail only if the child has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

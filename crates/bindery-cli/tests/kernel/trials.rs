@@ -12,7 +12,8 @@ use crate::damaged_disk;
 use crate::guest::{Program, stem, trial};
 use crate::terminal;
 
-/// The arguments with which each workload verifies contents, in a short time and little memory.
+/// The arguments with which each workload verifies contents, in a short time and with little
+/// memory.
 const WORKLOADS: [(&str, &[&str]); 11] = [
     ("cold_reads", &["--verify", "--mib", "8"]),
     ("compaction", &["--verify", "--mib", "8", "--accesses", "512"]),
@@ -33,8 +34,8 @@ const WORKLOADS: [(&str, &[&str]); 11] = [
 /// The program that is also run on a machine with a second CPU.
 const ON_TWO_PROCESSORS: &str = "threads";
 
-/// The program that is also run in more memory, and its size: freeing memory must not take longer
-/// there.
+/// The program that also runs with more memory, and the memory's size. Freeing memory must not take
+/// longer there.
 const IN_MORE_MEMORY: (&str, u64) = ("pressure_gap", 1 << 30);
 
 /// All trials.
@@ -89,7 +90,7 @@ fn add(trials: &mut Vec<Trial>, name: &str, program: &Program, directives: &Dire
     }
 }
 
-/// The C files of a directory, sorted. There must be some: otherwise nothing would be tested.
+/// The C files of a directory, sorted. Finding none is an error, because nothing would be tested.
 fn sources(directory: &Path) -> Result<Vec<PathBuf>, String> {
     let entries = fs::read_dir(directory).map_err(|error| unreadable(directory, &error))?;
     let paths = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>();

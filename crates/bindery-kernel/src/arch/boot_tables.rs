@@ -9,8 +9,8 @@
 //!               | 2 MiB leaves | 1 GiB leaf            | 2 MiB | 4 KiB leaves |
 //! ```
 //!
-//! Only empty entries are filled: existing mappings stay, so nothing has to be invalidated and no
-//! entry needs break-before-make.
+//! Only empty entries are filled: existing mappings are kept, so nothing has to be invalidated and
+//! no entry needs break-before-make.
 
 use bindery::addr::{Frame, PAGE_SIZE, VirtAddr};
 use bindery::arch::{Arch, Entry, Kind, Level, MemoryType, Permissions};
@@ -26,7 +26,7 @@ pub enum Mapping {
     Code,
     /// Memory that the kernel only reads.
     Constants,
-    /// Memory that it reads and writes.
+    /// Memory that the kernel reads and writes.
     Data,
     /// Registers of a device.
     #[cfg_attr(target_arch = "x86_64", expect(dead_code, reason = "the console has ports there"))]
@@ -50,8 +50,8 @@ impl Mapping {
 ///
 /// # Safety
 /// 1. [`TableMemory::allocate`] returns frames that are zeroed and unused.
-/// 2. [`TableMemory::entries`] is valid to read and write the entries of the root and of each
-///    allocated table.
+/// 2. [`TableMemory::entries`] returns a pointer that is valid for reads and writes of the entries
+///    of the root and of each allocated table.
 pub unsafe trait TableMemory {
     /// An empty table.
     fn allocate(&mut self) -> Frame;
@@ -88,9 +88,9 @@ impl<M: TableMemory> BootTables<M> {
         }
     }
 
-    /// Maps `physical` at `at` with a leaf. Tries the levels from the largest down, as far as
-    /// `leaf` and the alignment of both addresses allow. Returns the number of bytes from `at` on
-    /// that one leaf maps now; it may be an older leaf.
+    /// Maps `physical` at `at` with a leaf. Tries the levels from the largest down, within the
+    /// limits of `leaf` and of the alignment of both addresses. Returns the number of bytes from
+    /// `at` on that a single leaf now maps, possibly an older leaf.
     fn map_leaf(
         &mut self,
         at: VirtAddr,

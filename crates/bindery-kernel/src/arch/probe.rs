@@ -1,9 +1,9 @@
-//! Single accesses of the kernel that may fault: the self-test at boot makes them
+//! Single accesses of the kernel that may fault, made by the self-test at boot
 //! ([`crate::self_test`]).
 //!
 //! Each architecture has a routine for each kind of access. The routines push nothing on the stack.
-//! So a fault at the expected address, in the routine or in the fetch that it leads to, ends the
-//! routine: the handler of the fault returns to its caller.
+//! So a fault at the expected address, in the routine or in the instruction fetch that it causes,
+//! ends the routine: the fault handler returns to the routine's caller.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ use bindery::check::AccessFault;
 
 use super::decode_fault;
 
-/// Set in the result of a routine, in addition to the processor's code of the fault.
+/// Set in the result of a routine, in addition to the processor's fault code.
 pub(super) const FAULTED: u64 = 1 << 63;
 
 /// The result of a routine, in two registers.
@@ -50,26 +50,26 @@ fn probe(at: u64, access: impl FnOnce() -> Probed) -> Result<u64, AccessFault> {
 /// # Safety
 /// 1. `at` is aligned, and only the self-test may fault there.
 pub unsafe fn load(at: u64) -> Result<u64, AccessFault> {
-    // SAFETY: the caller's promise: it loads, or nothing.
+    // SAFETY: the caller's promise. The routine either loads or has no effect.
     probe(at, || unsafe { probe_load(at) })
 }
 
 /// Stores eight bytes.
 ///
 /// # Safety
-/// 1. As for [`load`].
+/// 1. As [`load`].
 /// 2. Nothing else uses the memory at `at`.
 pub unsafe fn store(at: u64, value: u64) -> Result<(), AccessFault> {
-    // SAFETY: the caller's promise: it stores, or nothing.
+    // SAFETY: the caller's promise. The routine either stores or has no effect.
     probe(at, || unsafe { probe_store(at, value) }).map(drop)
 }
 
 /// Calls the instructions at `at`.
 ///
 /// # Safety
-/// 1. As for [`load`].
+/// 1. As [`load`].
 /// 2. The instructions do nothing but return.
 pub unsafe fn call(at: u64) -> Result<(), AccessFault> {
-    // SAFETY: the caller's promise: whether it faults or not, nothing happens.
+    // SAFETY: the caller's promise. The call has no effect, whether or not it faults.
     probe(at, || unsafe { probe_call(at) }).map(drop)
 }

@@ -1,9 +1,9 @@
-//! Copies between the kernel and the program whose tables are loaded, by the program's addresses.
+//! Copies between the kernel and the program whose tables are loaded, at the program's addresses.
 //! The MMU checks the program's rights. The copy ends at the first byte that the MMU refuses.
 //!
 //! The caller then drops its locks, has the core resolve the fault ([`crate::user::fault_in`]), and
-//! copies the rest. Each architecture has the routines, and knows which of their instructions may
-//! fault.
+//! copies the rest. Each architecture provides the routines and knows which of their instructions
+//! may fault.
 
 unsafe extern "C" {
     /// Copies to a program; returns how many bytes are left.
@@ -12,8 +12,8 @@ unsafe extern "C" {
     fn copy_from_program(to: *mut u8, from: u64, length: usize) -> usize;
 }
 
-/// Copies to addresses of the program. Returns how many bytes it copied before one could not be
-/// written.
+/// Copies to addresses of the program. Returns the number of bytes copied before the first byte
+/// that could not be written.
 ///
 /// # Safety
 /// 1. `from` is valid for reads of `length` bytes, which may change during the copy.
@@ -24,8 +24,8 @@ pub unsafe fn copy_to_user(to: u64, from: *const u8, length: usize) -> usize {
     length - unsafe { copy_to_program(to, from, length) }
 }
 
-/// Copies from addresses of the program. Returns how many bytes it copied before one could not be
-/// read.
+/// Copies from addresses of the program. Returns the number of bytes copied before the first byte
+/// that could not be read.
 ///
 /// # Safety
 /// 1. `to` is valid for writes of `length` bytes.

@@ -131,11 +131,11 @@ fn with_more(call: Call, arguments: [u64; 6]) -> Outcome {
         | Call::PkeyFree
         | Call::Mseal => {}
     }
-    // Looked up before the call: anonymous memory does not wait for the disk.
+    // Looked up before the call, so that anonymous memory does not wait for the disk.
     let is_on_disk = call == Call::Msync && maps_files(arguments[0], arguments[1]);
     let outcome = make(call, arguments, file, other.as_deref());
     if is_on_disk {
-        // The pages are stored. The disk has to store the places of their blocks too.
+        // The pages are stored. The disk also has to store the places of their blocks.
         let kept = disk::commit();
         return outcome.and_then(|done| kept.map(|()| done));
     }

@@ -1,5 +1,5 @@
-//! The system calls about memory nodes. There is one node: every policy that names it is fulfilled
-//! already, and there is nothing to move. The arguments are checked as on Linux.
+//! The system calls about memory nodes. The machine has one node, so every policy that names it is
+//! already fulfilled, and no page ever has to move. The arguments are checked as on Linux.
 
 use bindery::addr::PAGE_SIZE;
 use linux_raw_sys::general as nr;

@@ -1,4 +1,4 @@
-//! The system calls for System V shared memory; the core has the segments.
+//! The system calls for System V shared memory; the core implements the segments.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -28,8 +28,7 @@ type All = Segments<'static, Machine>;
 /// Made when a program first uses a segment.
 static SEGMENTS: Once<All> = Once::new();
 
-/// The accounts of locked segments, by user. An account without pages may be reused for another
-/// user.
+/// The accounts of locked segments, by user. One without pages may be reused for another user.
 static ACCOUNTS: Mutex<Vec<(u32, &'static LockAccount)>> = Mutex::new(Vec::new());
 
 /// Makes a call about segments; `None` if the number belongs to another call.
@@ -58,7 +57,7 @@ fn one(segments: &'static All, number: u32, arguments: [u64; 3]) -> Outcome {
     })
 }
 
-/// The running thread's rights to lock segments, for a command of `shmctl`.
+/// The running thread's rights to lock segments with a command of `shmctl`.
 fn locking(command: u64) -> Result<SegmentLocking<'static>, Errno> {
     /// For commands that charge no account.
     static NONE: LockAccount = LockAccount::new();
@@ -108,7 +107,7 @@ pub fn listing(out: &mut dyn fmt::Write) -> fmt::Result {
     }
 }
 
-/// Releases all segments: the machine ends.
+/// Releases all segments when the machine ends.
 pub fn end() {
     if let Some(segments) = SEGMENTS.get() {
         segments.clear();

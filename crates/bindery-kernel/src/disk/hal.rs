@@ -19,7 +19,7 @@ pub fn physical(at: NonNull<u8>) -> u64 {
     (at.as_ptr().addr() - arch::direct_map(0).as_ptr().addr()) as u64
 }
 
-/// Zeroed frames that stay.
+/// Zeroed frames that are never freed.
 pub fn frames(pages: usize) -> Option<NonNull<u8>> {
     let order = Order(pages.next_power_of_two().trailing_zeros() as u8);
     let frames = memory().allocate_frames(order)?;
@@ -28,8 +28,8 @@ pub fn frames(pages: usize) -> Option<NonNull<u8>> {
 }
 
 // SAFETY: `dma_alloc` gives frames that nothing else uses, zeroed, aligned and never freed;
-// `mmio_phys_to_virt` maps the registers forever; `share` gives the address at which the device
-// finds a buffer, or a copy of a small one that `unshare` takes back.
+// `mmio_phys_to_virt` maps the registers forever; `share` returns the address at which the device
+// finds a buffer, or a copy of a small buffer, which `unshare` copies back.
 unsafe impl Hal for KernelMemory {
     fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
         match frames(pages) {
@@ -38,7 +38,7 @@ unsafe impl Hal for KernelMemory {
         }
     }
 
-    /// Memory is freed only by a driver that is dropped at boot; it is not reused.
+    /// A driver that is dropped at boot frees its memory here. That memory is not reused.
     unsafe fn dma_dealloc(_: PhysAddr, _: NonNull<u8>, _: usize) -> i32 {
         0
     }
@@ -74,8 +74,8 @@ unsafe impl Hal for KernelMemory {
     }
 }
 
-/// A page for copies of buffers outside the direct map: the crate keeps those on the stack while it
-/// waits for a flush. At most one flush is in progress.
+/// A page for copies of buffers outside the direct map. Such buffers are those that the crate keeps
+/// on the stack while it waits for a flush. At most one flush is in progress.
 const PAGE: usize = 4096;
 /// The bytes of a copy.
 const SMALL: usize = 64;
@@ -90,7 +90,7 @@ pub fn begin() -> Option<()> {
     Some(())
 }
 
-/// Whether an address is in the direct map. The kernel map's arena begins behind it.
+/// Whether an address is in the direct map. The kernel map's arena begins behind the direct map.
 fn is_direct(at: NonNull<u8>) -> bool {
     let start = arch::direct_map(0).as_ptr().addr();
     (start..MAP_START.0 as usize).contains(&at.as_ptr().addr())

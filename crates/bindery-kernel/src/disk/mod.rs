@@ -1,9 +1,9 @@
 //! The driver of the disk: a virtio block device, whose interrupt answers the requests of pagers.
 //!
 //! A request of a pager is a *job* of one or more pieces, each a stretch of memory and of the disk.
-//! Pieces that the device's queue has no room for wait in a list, and the interrupt handler begins
-//! them. Jobs, pieces and the device's own buffers lie in fixed pools, so no transfer allocates,
-//! but for the timers of `disk-delay`.
+//! Pieces that do not fit in the device's queue wait in a list until the interrupt handler submits
+//! them. Jobs, pieces and the device's own buffers lie in fixed pools, so a transfer never
+//! allocates, except the timers of `disk-delay`.
 
 mod hal;
 mod trouble;
@@ -32,11 +32,12 @@ pub use trouble::{end_silence, give_up, lose_power, plan};
 /// The size of a block of the file system, in bytes.
 pub const BLOCK_SIZE: usize = 4096;
 
-/// The most pieces that the device works on: its queue has 16 entries, and a piece takes three.
+/// The maximum number of pieces in flight: the device's queue has 16 entries, and a piece takes
+/// three.
 const SLOTS: usize = 5;
 /// The most jobs at a time.
 const JOBS: usize = 64;
-/// The most pieces that wait.
+/// The maximum number of waiting pieces.
 const WAITING: usize = 512;
 
 /// The way of a transfer.
@@ -52,15 +53,15 @@ pub enum Direction {
 pub enum Answer {
     /// Pages were read, and the number of bytes.
     Read(KeptRead, usize),
-    /// Pages were stored; whom to tell first.
+    /// Pages were stored; the function to call first.
     Write(KeptWrite, Option<Ended>),
 }
 
-/// A function of the file system that hears of the end of a store before the request is answered.
+/// A function of the file system that is called when a store ends, before the request is answered.
 pub struct Ended {
-    /// The function: of `with`, and whether the device has the content.
+    /// The function. Its arguments are `with` and whether the device has the content.
     pub call: fn(usize, bool),
-    /// Its first argument.
+    /// The function's first argument.
     pub with: usize,
 }
 
@@ -75,25 +76,25 @@ struct Piece {
 }
 
 impl Piece {
-    /// The block behind it.
+    /// The block after the piece.
     fn end(&self) -> u64 {
         self.block + (self.length / BLOCK_SIZE) as u64
     }
 }
 
-/// An entry of the list. The order is kept around flushes: pieces before one are done first, and
-/// those behind it begin afterwards, so no flush waits for later pieces.
+/// An entry of the list. Flushes preserve order: the pieces before a flush complete first, and the
+/// pieces after it are submitted afterwards, so no flush waits for later pieces.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Waiting {
     Piece(Piece),
-    /// A flush of this number, which its thread does once the device works on nothing.
+    /// The flush with this number, which its thread performs once no piece is in flight.
     Flush(u64),
 }
 
 struct Slot {
     token: u16,
     piece: Piece,
-    /// What a test wants of it.
+    /// The fate that a test has planned for the piece.
     fate: Fate,
 }
 
@@ -102,7 +103,7 @@ struct Job {
     is_used: bool,
     /// Whether a piece was added.
     has_pieces: bool,
-    /// Pieces that are not done, and one for the thread that adds them.
+    /// The number of incomplete pieces, plus one while a thread still adds pieces.
     left: u32,
     has_failed: bool,
     answer: Option<Answer>,
@@ -132,14 +133,14 @@ struct Driver {
 
 static DRIVER: Once<Mutex<Driver>> = Once::new();
 
-/// Changes with each piece that is done: threads that wait for the driver sleep on it.
+/// Changes whenever a piece completes. Threads that wait for the driver sleep on it.
 static CHANGED: AtomicU32 = AtomicU32::new(0);
 
 /// The jobs of each direction, their pieces and their bytes.
 static TRANSFERS: [[AtomicU64; 3]; 2] = [const { [const { AtomicU64::new(0) }; 3] }; 2];
 
-/// Of one direction: the requests of pagers and the transfers of the file system itself, the pieces
-/// that the device was given for them, and the bytes.
+/// The counts of one direction: the requests of pagers plus the file system's own transfers, the
+/// pieces submitted to the device for them, and the bytes.
 pub fn transfers(direction: Direction) -> [u64; 3] {
     TRANSFERS[direction as usize].each_ref().map(|count| count.load(Ordering::Relaxed))
 }
@@ -182,14 +183,14 @@ pub fn blocks() -> Option<u64> {
     Some(driver.device.capacity() * SECTOR_SIZE as u64 / BLOCK_SIZE as u64)
 }
 
-/// Serves the device's interrupt. Called with interrupts off, by the handler and by threads that
-/// wait: at boot no interrupt comes.
+/// Serves the device's interrupt. Called with interrupts off, by the handler and by waiting
+/// threads, because no interrupt arrives at boot.
 pub fn interrupt() {
     let Some(driver) = DRIVER.get() else { return };
-    // Before the look: the device interrupts again only after that.
+    // Before the queue is read, because the device interrupts again only after the acknowledgment.
     driver.lock().device.ack_interrupt();
     loop {
-        // The lock is free again when an answer wakes threads.
+        // The lock is released before an answer wakes threads.
         let Some(finished) = driver.lock().next_finished() else { break };
         if let Some((answer, result)) = finished {
             give(answer, result);
@@ -232,19 +233,19 @@ impl Driver {
         unsafe { start.add(slot) }
     }
 
-    /// Takes the next piece that the device is done with, and begins others. `Some(None)` if its
-    /// job has pieces left.
+    /// Removes the next completed piece and submits others. `Some(None)` if its job has pieces
+    /// left.
     fn next_finished(&mut self) -> Option<Finished> {
         // The device reads the mark that the last `complete` left before it decides whether to
-        // interrupt, so it is visible before the look.
+        // interrupt. The fence makes that mark visible before the queue is read.
         fence(Ordering::SeqCst);
         let token = self.device.peek_used()?;
         let used = |slot: &Option<Slot>| slot.as_ref().is_some_and(|slot| slot.token == token);
         let index = self.slots.iter().position(used).expect("the device returns what it was given");
         let Slot { piece, fate, .. } = self.slots[index].take()?;
         let mut buffers = self.buffers(index);
-        // SAFETY: the slot's buffers are the device's no more, and the piece's memory belongs to
-        // the job's request until that is answered. They are those that `start` passed.
+        // SAFETY: the device no longer uses the slot's buffers, and the piece's memory belongs to
+        // the job's request until the request is answered. Both are the ones that `start` passed.
         let outcome = unsafe {
             let Buffers { request, response } = buffers.as_mut();
             let bytes = arch::direct_map(piece.at).as_ptr();
@@ -262,7 +263,7 @@ impl Driver {
         Some(self.done(piece.job, outcome.is_ok() && fate != Fate::Failed))
     }
 
-    /// A piece of the job is done, or its last one was added.
+    /// Records that a piece of the job has completed, or that its last piece was added.
     fn done(&mut self, job: usize, is_well: bool) -> Finished {
         let job = &mut self.jobs[job];
         job.has_failed |= !is_well;
@@ -277,8 +278,8 @@ impl Driver {
         Some((answer, result))
     }
 
-    /// Adds a flush to the list; `Some(None)` if there is nothing to flush, and `None` if there is
-    /// no room.
+    /// Adds a flush to the list; `Some(None)` if nothing has to be flushed, and `None` if the list
+    /// has no room.
     fn add_flush(&mut self) -> Option<Option<u64>> {
         if !self.has_written {
             return Some(None);
@@ -291,7 +292,7 @@ impl Driver {
         Some(Some(self.flushes))
     }
 
-    /// Does a flush of the list if it is the next thing to do.
+    /// Performs the flush with this number if it is first in the list and nothing is in flight.
     fn flush(&mut self, number: u64) -> Option<Result<(), PagerError>> {
         let is_next = self.waiting.front() == Some(&Waiting::Flush(number));
         if !is_next || self.slots.iter().any(Option::is_some) {
@@ -309,7 +310,7 @@ impl Driver {
         Some(flushed.map_err(|_| PagerError::InputOutput))
     }
 
-    /// Begins the next pieces of the list, up to a flush.
+    /// Submits the next pieces of the list, up to a flush.
     fn start_waiting(&mut self) {
         while self.slots.iter().any(Option::is_none)
             && let Some(Waiting::Piece(next)) = self.waiting.front().copied()
@@ -319,7 +320,7 @@ impl Driver {
         }
     }
 
-    /// Begins a piece. There is a free slot.
+    /// Submits a piece. A slot must be free.
     fn start(&mut self, piece: Piece) {
         let free = self.slots.iter().position(Option::is_none);
         let index = free.expect("the caller has found a free slot");
@@ -336,14 +337,14 @@ impl Driver {
         self.has_written |= piece.direction == Direction::Write;
         let sector = match fate {
             Fate::Written => piece.block as usize * (BLOCK_SIZE / SECTOR_SIZE),
-            // To the disk's last blocks, which those tests leave free.
+            // Such a piece is written to the disk's last blocks, which these tests leave free.
             Fate::Lost | Fate::Failed => {
                 self.device.capacity() as usize - piece.length / SECTOR_SIZE
             }
         };
         let mut buffers = self.buffers(index);
         // SAFETY: the slot is free, so the device does not use its buffers; the piece's memory
-        // belongs to the job's request until that is answered, which comes after `complete`.
+        // belongs to the job's request, which is answered only after `complete`.
         let token = unsafe {
             let Buffers { request, response } = buffers.as_mut();
             let bytes = arch::direct_map(piece.at).as_ptr();
@@ -353,13 +354,13 @@ impl Driver {
                 Direction::Write => self.device.write_blocks_nb(sector, request, bytes, response),
             }
         };
-        // Each slot has its share of the queue.
+        // Each slot has its own share of the queue.
         let token = token.expect("the queue has room for each slot");
         self.slots[index] = Some(Slot { token, piece, fate });
     }
 }
 
-/// Sleeps until `ready` gives something. At boot it polls the device.
+/// Sleeps until `ready` returns a value. At boot it polls the device.
 fn wait_for<T>(mut ready: impl FnMut(&mut Driver) -> Option<T>) -> T {
     let driver = DRIVER.get().expect("only the file system of a disk transfers");
     loop {
@@ -375,12 +376,12 @@ fn wait_for<T>(mut ready: impl FnMut(&mut Driver) -> Option<T>) -> T {
 /// A job whose pieces are being added.
 pub struct NewJob {
     index: usize,
-    /// The device is silent: it transfers nothing.
+    /// Whether the device is silent, so that it transfers nothing.
     is_silent: bool,
 }
 
 impl NewJob {
-    /// A job of content without pieces. Sleeps while there are too many.
+    /// A job for content, without pieces so far. Sleeps while too many jobs exist.
     pub fn of_content() -> Self {
         let is_silent = trouble::is_silent();
         Self { is_silent, ..Self::new() }
@@ -398,7 +399,7 @@ impl NewJob {
 
     /// Adds a transfer of whole blocks from `block` on. The memory at the physical address `at`
     /// belongs to the request that the job answers, or to the caller of [`NewJob::wait`]. Sleeps
-    /// while too many wait.
+    /// while too many pieces wait.
     pub fn add(&self, direction: Direction, block: u64, at: u64, length: usize) {
         if self.is_silent {
             return;
@@ -419,8 +420,8 @@ impl NewJob {
         });
     }
 
-    /// Answers a request when all pieces are done. Content may fail, and answers may be late or
-    /// withheld, on request of the command line.
+    /// Answers a request when all pieces are done. At the command line's request, content may fail,
+    /// and answers may be late or withheld.
     pub fn answer(self, answer: Answer) {
         let Some(Passed { answer, is_well, delay }) = trouble::pass(self.index, answer) else {
             return;
@@ -436,7 +437,7 @@ impl NewJob {
     /// Waits until all pieces are done.
     ///
     /// # Errors
-    /// If one has failed.
+    /// If a transfer has failed.
     pub fn wait(self) -> Result<(), PagerError> {
         let is_well = wait_for(|driver| {
             let job = &mut driver.jobs[self.index];
@@ -446,7 +447,7 @@ impl NewJob {
     }
 }
 
-/// All pieces of a job have been added: it is answered once they are done.
+/// Called when all pieces of a job have been added. The job is answered once they complete.
 fn finish(job: usize, answer: Answer, is_well: bool) {
     let driver = DRIVER.get().expect("only the file system of a disk transfers");
     let finished = {
@@ -460,7 +461,7 @@ fn finish(job: usize, answer: Answer, is_well: bool) {
     }
 }
 
-/// Transfers whole blocks, and returns when that is done.
+/// Transfers whole blocks and returns when they have completed.
 ///
 /// # Errors
 /// The device's failure.
@@ -475,14 +476,14 @@ pub fn transfer(
     job.wait()
 }
 
-/// Makes the device keep all that was written, if anything was. Waits for the transfers that were
-/// begun before, and for none that are begun later.
+/// Makes all earlier writes durable, if there were any. Waits for the transfers begun before
+/// the call, but not for later ones.
 ///
 /// # Errors
 /// The device's failure.
 pub fn flush() -> Result<(), PagerError> {
     let Some(number) = wait_for(Driver::add_flush) else { return Ok(()) };
-    // The driver waits for the answer itself, so nothing else may be under way.
+    // The driver waits for the answer itself, so nothing else may be in flight.
     let flushed = wait_for(|driver| driver.flush(number));
     note_change();
     flushed
@@ -494,7 +495,7 @@ fn note_change() {
     sync::unpark(&raw const CHANGED);
 }
 
-/// A page of the kernel's own for the transfers of the file system: its physical address.
+/// The physical address of a kernel page that the file system uses for its own transfers.
 pub fn own_page() -> Option<u64> {
     Some(DRIVER.get()?.lock().page)
 }

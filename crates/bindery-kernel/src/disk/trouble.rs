@@ -1,5 +1,5 @@
-//! Troubles that the command line asks for: content that fails, late answers, none at all, and
-//! writes after which the power fails, or that fail themselves, or that a cache loses.
+//! Faults that the command line injects: transfers of content that fail, answers that come late or
+//! never, writes after which the power fails, and writes that fail or that a cache loses.
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,48 +13,49 @@ use crate::{control, options};
 
 use super::{Answer, JOBS, Piece, finish};
 
-/// The most jobs whose answers a silent device withholds. It fails those after them, so that other
-/// transfers find free jobs.
+/// The maximum number of jobs whose answers a silent device withholds. Later jobs fail, so that
+/// other transfers find free jobs.
 const WITHHELD: usize = JOBS - 16;
 
-/// Each so manyth stretch of content that is written fails; 0 for none (`disk-errors=`).
+/// Every Nth stretch of content that is written fails; 0 for none (`disk-errors=`).
 static ERRORS: AtomicU64 = AtomicU64::new(0);
 /// The time after which the device answers transfers of content, in nanoseconds (`disk-delay=`).
 static DELAY: AtomicU64 = AtomicU64::new(0);
-/// Stretches of content that the device still answers (`disk-silent=`).
+/// The number of stretches of content that the device still answers (`disk-silent=`).
 static ANSWERED: AtomicU64 = AtomicU64::new(u64::MAX);
-/// The answers that a silent device withholds, each with its job and the thread that has asked.
+/// The answers that a silent device withholds, each with the requesting thread and its job.
 static SILENCE: Mutex<Vec<(u32, usize, Answer)>> = Mutex::new(Vec::new());
-/// Stretches of content that were written.
+/// The number of stretches of content written.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
-/// What a test has planned, if it has.
+/// The plan of a test, if there is one.
 static PLAN: Mutex<Option<Plan>> = Mutex::new(None);
 /// Whether there is a plan.
 static IS_PLANNED: AtomicBool = AtomicBool::new(false);
 
-/// The pieces to which something happens, by their numbers; 0 for none.
+/// The pieces that meet a fault, by number; 0 for none.
 #[derive(Default)]
 struct Plan {
-    /// The pieces of all kinds that were written since it was made.
+    /// The number of pieces of all kinds written since the plan was made.
     pieces: u64,
-    /// The power fails before this one.
+    /// The power fails before the piece with this number.
     power: u64,
-    /// The device's cache has this one, and loses it: the power fails at the next flush.
+    /// The device's cache holds the piece with this number and loses it, because the power fails at
+    /// the next flush.
     lost: u64,
-    /// This one fails.
+    /// The piece with this number fails.
     failed: u64,
-    /// The first block of the lost piece, and the one behind it.
+    /// The first block of the lost piece, and the block after its end.
     hole: (u64, u64),
 }
 
 /// The fate of a piece that is about to be written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
-    /// It is written.
+    /// The piece is written.
     Written,
-    /// It is not, and the device says that it is.
+    /// The piece is not written, but the device reports success.
     Lost,
-    /// It is not, and the device says so.
+    /// The piece is not written, and the device reports the failure.
     Failed,
 }
 
@@ -67,14 +68,14 @@ pub fn begin() {
     SILENCE.lock().reserve_exact(WITHHELD);
 }
 
-/// Whether the device transfers no content any more.
+/// Whether the device has stopped transferring content.
 pub fn is_silent() -> bool {
     ANSWERED.load(Ordering::Relaxed) == 0
 }
 
-/// Has something happen to pieces that are written from now on. The number of the one before which
-/// the power fails has 16 bits, and so have those of the lost one and of the one that fails above
-/// it.
+/// Plans faults for pieces that are written from now on. `numbers` holds three 16-bit piece
+/// numbers, from the lowest bits up: the piece before which the power fails, the lost piece and the
+/// failing piece.
 pub fn plan(numbers: u64) {
     let number = |at: u32| numbers >> (16 * at) & 0xffff;
     let plan = Plan { power: number(0), lost: number(1), failed: number(2), ..Plan::default() };
@@ -82,7 +83,7 @@ pub fn plan(numbers: u64) {
     IS_PLANNED.store(true, Ordering::Relaxed);
 }
 
-/// Looks at the plan, if there is one: most machines pay a comparison.
+/// Passes the plan to `look`, if there is one. Most machines pay only a comparison.
 fn planned<T>(look: impl FnOnce(&mut Plan) -> T) -> Option<T> {
     if !IS_PLANNED.load(Ordering::Relaxed) {
         return None;
@@ -90,7 +91,7 @@ fn planned<T>(look: impl FnOnce(&mut Plan) -> T) -> Option<T> {
     PLAN.lock().as_mut().map(look)
 }
 
-/// The device is about to be given a piece to write. Earlier ones are written or lost.
+/// Called before a piece is submitted for writing. Earlier pieces are written or lost.
 pub fn before_a_write(piece: &Piece) -> Fate {
     let fate = planned(|plan| {
         plan.pieces += 1;
@@ -106,8 +107,8 @@ pub fn before_a_write(piece: &Piece) -> Fate {
     fate.unwrap_or(Fate::Written)
 }
 
-/// The device is about to be given a piece to read. The power fails if a lost one was there: a
-/// device that has it in its cache would show it.
+/// Called before a piece is submitted for reading. The power fails if the piece covers a lost one,
+/// because a device that still had the lost piece in its cache would return it.
 pub fn before_a_read(piece: &Piece) {
     planned(|plan| {
         if piece.block < plan.hole.1 && plan.hole.0 < piece.end() {
@@ -116,7 +117,8 @@ pub fn before_a_read(piece: &Piece) {
     });
 }
 
-/// The device is about to keep all that it was given. The power fails first if one was lost.
+/// Called before the device makes all submitted pieces durable. If one was lost, the power fails
+/// first.
 pub fn before_a_flush() {
     planned(|plan| {
         if plan.hole.1 > 0 {
@@ -135,21 +137,21 @@ pub fn lose_power() -> ! {
 pub struct Passed {
     /// The answer.
     pub answer: Answer,
-    /// Whether it does not fail.
+    /// Whether the answer reports success.
     pub is_well: bool,
-    /// The time to its end, in nanoseconds.
+    /// The time until the answer is due, in nanoseconds.
     pub delay: u64,
 }
 
-/// Passes the answer of a job on, unless the device is silent.
+/// Forwards the answer of a job, unless the device is silent.
 pub fn pass(job: usize, answer: Answer) -> Option<Passed> {
     let errors = ERRORS.load(Ordering::Relaxed);
     let mut fails = matches!(answer, Answer::Write(..))
         && errors > 0
         && (WRITTEN.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(errors);
     if ANSWERED.load(Ordering::Relaxed) != u64::MAX {
-        // Read again with the lock held: `end_silence` changes it under the lock. An answer that
-        // joined the others after that would be withheld for ever.
+        // Read again with the lock held, because `end_silence` changes the count under the lock. An
+        // answer added after that would be withheld forever.
         let mut withheld = SILENCE.lock();
         match ANSWERED.load(Ordering::Relaxed) {
             0 if withheld.len() < WITHHELD => {
@@ -164,9 +166,9 @@ pub fn pass(job: usize, answer: Answer) -> Option<Passed> {
     Some(Passed { answer, is_well: !fails, delay: DELAY.load(Ordering::Relaxed) })
 }
 
-/// Fails the requests of a thread that a silent device withholds: the thread is about to be killed,
-/// or has ended. So do those of the kernel's own threads, for one of which the thread may wait.
-/// Each is answered when the device is done with its memory.
+/// Fails the withheld requests of a thread that is about to be killed or has ended. Also fails
+/// those of the kernel's own threads, because the thread may wait for one of them. Each request is
+/// answered once the device no longer uses its memory.
 pub fn give_up(thread: u32) {
     give_up_some(|asker| asker == thread || asker == OF_KERNEL);
 }
@@ -174,7 +176,7 @@ pub fn give_up(thread: u32) {
 /// The number of the kernel's own threads.
 const OF_KERNEL: u32 = 0;
 
-/// Fails all requests that a silent device withholds, and withholds no more: the machine ends.
+/// Fails all withheld requests and withholds no further ones, because the machine ends.
 pub fn end_silence() {
     {
         let _withheld = SILENCE.lock();
@@ -185,7 +187,7 @@ pub fn end_silence() {
 
 fn give_up_some(is_given_up: impl Fn(u32) -> bool) {
     loop {
-        // The lock is free again when an answer wakes threads.
+        // The lock is released before an answer wakes threads.
         let (job, answer) = {
             let mut withheld = SILENCE.lock();
             let Some(at) = withheld.iter().position(|(asker, ..)| is_given_up(*asker)) else {

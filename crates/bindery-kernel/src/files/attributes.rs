@@ -53,7 +53,7 @@ pub struct Attributes {
     pub number: u64,
     /// Permission bits.
     pub mode: u32,
-    /// The number of its names.
+    /// The number of the node's names.
     pub links: u32,
     /// Owner and group.
     pub owner: (u32, u32),
@@ -90,7 +90,7 @@ pub struct Change {
     pub mode: Option<u32>,
     /// Owner, group.
     pub owner: (Option<u32>, Option<u32>),
-    /// Times of the last access and content change.
+    /// New times of the last access and content change.
     pub times: [Option<u64>; 2],
 }
 

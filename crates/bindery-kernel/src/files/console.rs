@@ -1,6 +1,6 @@
 //! The console: the serial line as a terminal.
 //!
-//! No interrupt announces a byte: a thread that waits for one polls the line every ten
+//! No interrupt announces a byte, so a thread that waits for a byte polls the line every ten
 //! milliseconds. An interactive terminal (`terminal=` on the command line) is polled all the time,
 //! so that the user can interrupt a program that computes.
 
@@ -54,7 +54,7 @@ struct Line {
     typing: VecDeque<u8>,
     settings: termios,
     size: [u16; 4],
-    /// Every byte can be read as it arrives: the other end is not a terminal.
+    /// Whether every byte can be read as it arrives, because the other end is not a terminal.
     takes_bytes: bool,
 }
 
@@ -178,7 +178,7 @@ fn pump() {
     }
 }
 
-/// Wakes all waiters after the interval; they poll the line.
+/// Wakes all waiters after the interval; each then polls the line.
 fn watch() {
     if IS_WATCHED.swap(true, Ordering::Relaxed) {
         return;

@@ -36,7 +36,7 @@ pub struct Description {
 const CHANGEABLE: u32 = O_APPEND | O_NONBLOCK;
 
 impl Description {
-    /// Flags of the opening that never change.
+    /// The flags of the opening that never change.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -46,7 +46,7 @@ impl Description {
         Ok(Arc::new(Self { place, node, position, flags: AtomicU32::new(flags) }))
     }
 
-    /// The mode of its opening.
+    /// The flags of this opening.
     pub fn flags(&self) -> u32 {
         self.flags.load(Ordering::Relaxed)
     }
@@ -57,7 +57,7 @@ impl Description {
         self.flags.store(kept | flags & CHANGEABLE, Ordering::Relaxed);
     }
 
-    /// Whether its transfers may sleep.
+    /// Whether transfers through this opening may sleep.
     pub fn patience(&self) -> Patience {
         if self.flags() & O_NONBLOCK != 0 { Patience::None } else { Patience::Wait }
     }
@@ -80,10 +80,10 @@ impl Description {
         if flags & O_PATH == 0 && may_write(flags) { Ok(&*self.node) } else { Err(Errno::EBADF) }
     }
 
-    /// Its object with the permitted access.
+    /// The node's object with the permitted access.
     ///
     /// # Errors
-    /// `EINVAL` if the node has none.
+    /// `EINVAL` if the node has no object.
     pub fn open_file(&self) -> Result<OpenFile<'static, Machine>, Errno> {
         let object = self.node.object().ok_or(Errno::EINVAL)?.clone();
         let mut access = file_access(self.flags());
@@ -103,9 +103,9 @@ impl Drop for Description {
 /// The effect of `exec` on a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AtExec {
-    /// It stays open.
+    /// The descriptor stays open.
     Kept,
-    /// `exec` closes it (`O_CLOEXEC`).
+    /// `exec` closes the descriptor (`O_CLOEXEC`).
     Closed,
 }
 
@@ -116,7 +116,7 @@ struct Slot {
 }
 
 /// The descriptors of a thread, its current directory and its umask. All threads of a process share
-/// them, unless `clone` said otherwise.
+/// them, unless `clone` specified otherwise.
 pub struct Files {
     descriptors: Arc<Descriptors>,
     surroundings: Arc<Surroundings>,
@@ -150,7 +150,7 @@ impl Files {
     /// The table of the running thread.
     ///
     /// # Panics
-    /// If the thread has closed its files: it is exiting.
+    /// If the thread has closed its files because it is exiting.
     pub fn current() -> Arc<Self> {
         Self::of(&process::current()).expect("a running thread has files")
     }
@@ -167,8 +167,9 @@ impl Files {
         Self::of(&*process.first_thread()?)
     }
 
-    /// The description behind a descriptor of the running thread. Unlike `current().get()` it
-    /// counts no reference to the table: a call takes one for the description only.
+    /// The description behind a descriptor of the running thread. Unlike `current().get()`, this
+    /// function does not count a reference to the table, so a call pays for only one reference, to
+    /// the description.
     ///
     /// # Errors
     /// `EBADF`.
@@ -331,12 +332,12 @@ impl Files {
     pub fn close(&self, descriptor: i32) -> Result<(), Errno> {
         let index = usize::try_from(descriptor).map_err(|_| Errno::EBADF)?;
         let slot = self.descriptors.table.lock().get_mut(index).and_then(Option::take);
-        // Dropped without the lock: the last reference may wake other threads.
+        // Dropped without the lock, because dropping the last reference may wake other threads.
         slot.map(drop).ok_or(Errno::EBADF)
     }
 
-    /// Closes a descriptor that the running call has installed but could not report. Leaves it if
-    /// another thread has closed it since and opened another file there.
+    /// Closes a descriptor that the running call has installed but could not report. Leaves the
+    /// descriptor if another thread has since closed it and opened another file there.
     pub fn withdraw(&self, descriptor: i32, description: &Arc<Description>) {
         let made = |slot: &Slot| Arc::ptr_eq(&slot.description, description);
         let slot = {
@@ -398,8 +399,8 @@ impl Files {
 }
 
 /// An entry of the table, which grows as needed. Takes no slot: if there is no room, the caller
-/// drops the description after it has unlocked the table, because the last reference to a device
-/// may sleep.
+/// drops the description after it has unlocked the table, because dropping the last reference to a
+/// device may sleep.
 fn entry(table: &mut Vec<Option<Slot>>, at: usize) -> Result<&mut Option<Slot>, Errno> {
     if at >= table.len() {
         heap::room((at + 1) * size_of::<Option<Slot>>() * 2)?;

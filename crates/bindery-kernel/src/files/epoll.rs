@@ -33,7 +33,7 @@ struct Watched {
 /// An epoll instance.
 pub struct Epoll {
     number: u64,
-    /// The key has the description too: the descriptor may name another one by now.
+    /// The key includes the description, because the descriptor may by now name a different one.
     watched: Mutex<BTreeMap<(i32, usize), Watched>>,
 }
 

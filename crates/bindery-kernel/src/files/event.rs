@@ -18,9 +18,9 @@ use super::poll;
 /// The effect of a read on an eventfd's counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reading {
-    /// All of it at once.
+    /// The read returns the whole counter and clears it.
     Whole,
-    /// Decrements it (`EFD_SEMAPHORE`).
+    /// The read decrements the counter (`EFD_SEMAPHORE`).
     ByOne,
 }
 

@@ -1,5 +1,5 @@
-//! `/dev/fb0`: a frame buffer. No screen shows it. Programs map it as they map any device's memory:
-//! the embedder's side of [`bindery::FrameSource`].
+//! `/dev/fb0`: a frame buffer. No screen shows it. Programs map it as they map any device's memory.
+//! This is the embedder's side of [`bindery::FrameSource`].
 
 use alloc::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::user;
 use super::attributes::{Attributes, Kind};
 use super::node::Node;
 
-/// Its device number, as on Linux.
+/// The device number, as on Linux.
 const NUMBER: (u32, u32) = (29, 0);
 /// Pixels of a line.
 const WIDTH: u32 = 800;
@@ -26,7 +26,7 @@ const HEIGHT: u32 = 600;
 const PIXEL: u32 = 4;
 /// Bytes of a line.
 const LINE: u32 = WIDTH * PIXEL;
-/// Its bytes, whole pages.
+/// The size in bytes, in whole pages.
 const SIZE: u64 = ((LINE * HEIGHT) as u64).next_multiple_of(PAGE_SIZE);
 /// The size of its block of frames: 2 MiB.
 const ORDER: Order = Order(9);
@@ -37,14 +37,14 @@ const GET_VARIABLE: u32 = 0x4600;
 /// `FBIOGET_FSCREENINFO`.
 const GET_FIXED: u32 = 0x4602;
 
-/// The block, allocated by the first opening. Its content stays, as a device's memory does.
+/// The block, allocated by the first opening. The content is preserved, as in a device's memory.
 static BLOCK: Once<FramePiece> = Once::new();
 
 /// The source of the device's frames.
 struct Frames;
 
 // SAFETY: 1. the kernel itself neither reads nor writes the block after `BLOCK` has it. 2. `end`
-// frees it, when no object is left that asks for it.
+// frees the block once no object that uses it is left.
 unsafe impl FrameSource for Frames {
     fn piece(&self, page: u64) -> Option<FramePiece> {
         BLOCK.get().copied().filter(|block| block.frame_of(page).is_some())
@@ -58,20 +58,21 @@ unsafe impl FrameSource for Frames {
 fn allocate() -> Result<(), Errno> {
     let make = || {
         let frames = memory().allocate_frames(ORDER).ok_or(Errno::ENOMEM)?;
-        // Programs see all of it.
+        // Programs see the whole block.
         Machine.zero(frames.first, frames.count);
         Ok(FramePiece { page: 0, frames })
     };
     BLOCK.try_call_once(make).map(|_| ())
 }
 
-/// Frees the block when the machine ends. No address space and no file uses it then.
+/// Frees the block when the machine ends. By then neither an address space nor a file uses the
+/// block.
 ///
 /// # Panics
-/// If a program still maps it.
+/// If a program still maps the block.
 pub fn end() {
     let Some(block) = BLOCK.get() else { return };
-    // SAFETY: 1. `allocate` got them; 2. the tables that named them are gone.
+    // SAFETY: 1. `allocate` allocated them; 2. the tables that referred to them no longer exist.
     let freed = unsafe { memory().free_frames(block.frames) };
     assert!(freed, "the frame buffer is counted as mapped, although no address space is left");
 }
@@ -85,7 +86,7 @@ impl Device {
     /// # Errors
     /// `ENOMEM`.
     pub fn new() -> Result<Arc<Self>, Errno> {
-        // The direct map is normal memory, and private mappings copy from it.
+        // The direct map is normal memory, and private mappings copy from the direct map.
         let object = memory().frame_object(&Frames, SIZE, MemoryType::Normal);
         Ok(Arc::new(Self(object.map_err(|_| Errno::ENOMEM)?)))
     }

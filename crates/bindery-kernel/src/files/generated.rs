@@ -15,8 +15,8 @@ use super::inode::new_number;
 use super::node::{Node, may_read, may_write};
 use super::sequence::SequenceBuffer;
 
-/// A function that writes a text. It may stop at the writer's first error: the requested part is
-/// complete then.
+/// A function that writes a text. It may stop at the writer's first error, because the requested
+/// part is then complete.
 pub type Make = fn(&mut SequenceBuffer<'_>) -> fmt::Result;
 
 /// A function that receives a written text.
@@ -60,7 +60,7 @@ impl Node for Text {
     }
 
     fn open(&self, flags: u32) -> Result<Option<Arc<dyn Node>>, Errno> {
-        // Root's rights do not help: as on Linux, the file cannot be read or written at all.
+        // As on Linux, not even root can read or write such a file.
         if may_write(flags) && self.take.is_none() || may_read(flags) && self.make.is_none() {
             return Err(Errno::EACCES);
         }

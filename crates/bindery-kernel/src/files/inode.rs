@@ -84,7 +84,7 @@ impl Common {
         changeable.times[2] = time;
     }
 
-    /// Counts its names.
+    /// Counts the node's names.
     pub fn count_links(&self, by: i32) {
         self.links.fetch_add(by as u32, Ordering::Relaxed);
         self.changeable.lock().times[2] = time::real_time();

@@ -9,11 +9,11 @@
 //!
 //! Each opening has its own [`Reader`]. It keeps the unread rest of an entry and the key of the
 //! next one, so that each entry is made once, whatever the size of the pieces it is read in, and no
-//! line is a mixture of two moments. Entries that are inserted or removed in front of the key move
-//! nothing.
+//! line mixes two moments. Entries that are inserted or removed before the key do not shift the
+//! position.
 //!
-//! A read from another position than the end of the last one generates the text again from the
-//! beginning, and skips the entries before the position (Linux: `seq_file`). A read from 0 always
+//! A read that does not start at the end of the previous one generates the text again from the
+//! beginning and skips the entries before the position (Linux: `seq_file`). A read from 0 always
 //! does.
 
 use alloc::vec::Vec;
@@ -23,12 +23,12 @@ use crate::errno::Errno;
 use crate::heap;
 use crate::sync::SleepingMutex;
 
-/// A read generates no further entry once it has this many bytes, so its work is bounded. (Linux
-/// fills a page.)
+/// A read generates no further entry once the text has this many bytes, so its work is bounded.
+/// (Linux fills a page.)
 const ENOUGH: usize = 4096;
 
-/// The maximum heap memory for an entry, in bytes: a path of maximum length, each byte shown as
-/// four, and its line.
+/// The maximum heap memory for an entry, in bytes: a path of maximum length, each byte escaped as
+/// four, and the rest of its line.
 const LONGEST_ENTRY: usize = 32 << 10;
 
 /// Receives the text of an entry.
@@ -56,7 +56,7 @@ struct Place {
     entry: EntryText,
     /// The number of its bytes that were read.
     taken: usize,
-    /// The key of the next entry. `None`: the text has ended, and never grows.
+    /// The key of the next entry. `None` if the text has ended; it never grows afterwards.
     next: Option<u64>,
     /// The number of bytes that were read since the beginning.
     position: u64,
@@ -71,7 +71,7 @@ impl Reader {
 
     /// Reads from `at` on, up to the end of the entry that makes the text [`ENOUGH`] long. `make`
     /// writes the entry of a key (0 for the first) and returns the key of the next one. At the end
-    /// it returns `None` and writes nothing.
+    /// `make` returns `None` and writes nothing.
     ///
     /// # Errors
     /// The errors of `make` for the first entry, and `ENOMEM`.
@@ -122,7 +122,7 @@ impl Place {
         Ok(())
     }
 
-    /// Generates the next entry if the last one was read completely. False at the end.
+    /// Generates the next entry if the last one was read completely. Returns `false` at the end.
     fn is_ready(
         &mut self,
         make: &mut impl FnMut(u64, &mut EntryText) -> Result<Option<u64>, Errno>,

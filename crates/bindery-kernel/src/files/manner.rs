@@ -16,7 +16,7 @@ const RWF_NOAPPEND: u32 = 1 << 5;
 /// The start of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
-    /// At the opening's position, and advances it.
+    /// At the opening's position, which the transfer advances.
     Position,
     /// At this offset; the position does not change.
     At(u64),
@@ -26,16 +26,16 @@ impl Start {
     /// The offset of `pread(2)` and `pwrite(2)`.
     ///
     /// # Errors
-    /// `EINVAL` if it is negative.
+    /// `EINVAL` if the offset is negative.
     pub fn at(offset: i64) -> Result<Self, Errno> {
         u64::try_from(offset).map(Self::At).map_err(|_| Errno::EINVAL)
     }
 
     /// The offset of `preadv2(2)` and `pwritev2(2)`: -1 is the position. Both architectures pass
-    /// all of it in one register.
+    /// the whole offset in one register.
     ///
     /// # Errors
-    /// `EINVAL` for another negative one.
+    /// `EINVAL` for any other negative offset.
     pub fn at_or_position(offset: i64) -> Result<Self, Errno> {
         if offset == -1 { Ok(Self::Position) } else { Self::at(offset) }
     }
@@ -44,7 +44,7 @@ impl Start {
 /// The mode of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Manner {
-    /// Whether it may sleep.
+    /// Whether the transfer may sleep.
     pub patience: Patience,
     /// Whether a write appends to the file.
     pub appends: bool,
@@ -75,10 +75,10 @@ impl Manner {
             return Err(Errno::EINVAL);
         }
         if flags & RWF_NOWAIT != 0 && has_object {
-            // Linux's tmpfs refuses the flag too: a transfer may have to wait for memory.
+            // Linux's tmpfs also refuses the flag, because a transfer may have to wait for memory.
             return Err(Errno::EOPNOTSUPP);
         }
-        // All contents are in memory: RWF_SYNC and RWF_DSYNC have nothing to do.
+        // All contents are in memory, so RWF_SYNC and RWF_DSYNC require nothing.
         Ok(Self {
             patience: if flags & RWF_NOWAIT != 0 { Patience::None } else { plain.patience },
             appends: flags & RWF_APPEND != 0 || appends && flags & RWF_NOAPPEND == 0,

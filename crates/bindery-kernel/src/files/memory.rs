@@ -33,7 +33,7 @@ static QUOTA: Quota = Quota::new(u64::MAX);
 const FAULT_RESERVE_SHARE: u64 = 64;
 
 /// Sets the limit of the file system, once the initramfs is unpacked: half of memory (as Linux's
-/// tmpfs), plus its present content.
+/// tmpfs), plus the present content.
 pub fn begin() {
     let memory = memory();
     QUOTA.set_limit(QUOTA.used() + memory.total_frames() / 2);
@@ -71,8 +71,8 @@ fn refused(error: bindery::Error) -> Errno {
 }
 
 /// Repeats a read of an object that ran out of memory, after memory was freed. A read needs memory
-/// only for a page in swap. Like a fault on that page it waits instead of failing (Linux retries an
-/// allocation of one page until the OOM killer has freed memory).
+/// only for a page in swap. Like a fault on that page, the read waits instead of failing (Linux
+/// retries an allocation of one page until the OOM killer has freed memory).
 ///
 /// # Errors
 /// The errors of `read`. `ENOMEM` only if the running thread is about to end, or if the victim may
@@ -143,15 +143,15 @@ impl Regular {
         Ok(by_steps(step, fault_in, |_| false)? as u64)
     }
 
-    /// Reports to the storage how many bytes a write has written of those that it had room for.
+    /// Reports to the storage how many of the reserved bytes a write has written.
     fn end_write(&self, at: u64, count: u64) {
         if let Some((store, number)) = self.store {
             store.end_write(number, if count > 0 { at + count } else { 0 });
         }
     }
 
-    /// Copies a program's memory to `at` in the object of `writer`, which is locked: other writers
-    /// see all of the write or nothing, even if the copy has to fault pages in.
+    /// Copies a program's memory to `at` in the object of `writer`, which is locked, so that other
+    /// writers see all of the write or nothing, even if the copy has to fault pages in.
     fn copy_in(&self, object: &Object<'static, Machine>, at: u64, from: &Segments) -> Outcome {
         match self.store {
             None => self.copy_all_in(object, at, from),
@@ -260,7 +260,8 @@ impl Node for Regular {
 
     fn append_from(&self, from: &Segments) -> Option<Result<(u64, u64), Errno>> {
         let object = self.writer.lock();
-        // Read under the lock: the previous writer may have yielded the CPU before the file grew.
+        // Read under the lock, because the previous writer may have yielded the CPU before the file
+        // grew.
         let at = object.size();
         let written = limited(self, at, from, |from| self.copy_in(&object, at, from));
         Some(written.map(|count| (at, count)))
@@ -330,7 +331,7 @@ pub struct Directory {
     common: Common,
     entries: Mutex<BTreeMap<Vec<u8>, Named>>,
     cookies: AtomicU64,
-    /// Removed (`rmdir`): no name can be added any more.
+    /// Whether the directory was removed (`rmdir`), so that no name can be added.
     removed: core::sync::atomic::AtomicBool,
 }
 
@@ -363,7 +364,7 @@ impl Directory {
         if self.store.is_some() { Err(Errno::EPERM) } else { self.insert_stored(name, node) }
     }
 
-    /// The storage of its files.
+    /// The storage of the directory's files.
     pub fn store(&self) -> Option<&'static dyn Store> {
         self.store
     }
@@ -384,7 +385,7 @@ impl Directory {
         made.map(|()| node)
     }
 
-    /// As [`Directory::insert`], for a node that the store has under this name.
+    /// As [`Directory::insert`], for a node that the store already holds under this name.
     ///
     /// # Errors
     /// As [`Directory::insert`].
@@ -462,7 +463,7 @@ impl Directory {
         if self.removed.load(Ordering::Relaxed) { Err(Errno::ENOENT) } else { Ok(()) }
     }
 
-    /// Adds its subdirectories to `out`.
+    /// Adds the directory's subdirectories to `out`.
     pub fn directories_into(&self, out: &mut Vec<Arc<dyn Node>>) {
         let entries = self.entries.lock();
         let nodes = entries.values().map(|named| &named.node);

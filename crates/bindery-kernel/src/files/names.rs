@@ -21,14 +21,15 @@ use super::permission;
 use super::pipe::Pipe;
 use super::root::root;
 
-/// How often a path is looked up again when its file was removed before it was opened.
+/// The number of times that a path is looked up again if its file was removed before it could be
+/// opened.
 const LOOK_UPS: u32 = 8;
 
 /// `openat(2)`.
 pub fn open(directory: i32, path: u64, flags: u32, mode: u32) -> Outcome {
     let mut outcome = open_once(directory, path, flags, mode);
     for _ in 0..LOOK_UPS {
-        // The file has lost its name to another one, which is found now, or altogether.
+        // The file was removed, or replaced by another one, which the next lookup finds.
         if outcome != Err(Errno::ESTALE) {
             break;
         }
@@ -81,7 +82,7 @@ fn open_once(directory: i32, path: u64, flags: u32, mode: u32) -> Outcome {
         | Kind::Socket
         | Kind::Anonymous => {}
     }
-    // As on Linux, a file opened for reading is truncated too if the caller may write it.
+    // As on Linux, a file opened for reading is also truncated if the caller may write it.
     let truncates = flags & O_TRUNC != 0 && kind == Kind::Regular;
     let flags = if truncates { flags } else { flags & !O_TRUNC };
     if !is_new {
@@ -107,7 +108,8 @@ fn wanted_by(flags: u32) -> u32 {
 }
 
 /// Creates the regular file that a path names. If links are followed, the path may end in a
-/// dangling link. Returns whether it created the file: another thread may create the name first.
+/// dangling link. Returns whether it created the file, since another thread may create the name
+/// first.
 fn create(
     start: Arc<Place>,
     path: &[u8],
@@ -130,7 +132,7 @@ fn create(
             Ok(node) => return Ok((name.above.below(node, &name.name), false)),
             Err(_) => {
                 match name.directory()?.create(&name.name, mode & 0o7777) {
-                    // The allocation for the file yielded: another thread has created the name.
+                    // The allocation for the file yielded, and another thread has created the name.
                     Err(Errno::EEXIST) => {}
                     made => return made.map(|file| (name.above.below(file, &name.name), true)),
                 }
@@ -310,18 +312,19 @@ pub fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
         store.rename(&*node, &target.name, replaces)?;
     }
     source_directory.take(&source.name);
-    // Before the other file goes: a look-up finds one of the two.
+    // Done before the replaced file is removed, so that a lookup always finds one of the two.
     let old = target_directory.replace(&target.name, node.clone());
     if let Some(old) = old.filter(|old| !Arc::ptr_eq(old, &node)) {
         count_links(&*old, -1);
-        // The name is the other's, whatever becomes of the file. The store's next commit goes on.
+        // The name already belongs to the other file, even if this removal fails. The store's next
+        // commit continues it.
         let _ = store.map(|store| store.remove(&*old));
     }
     Ok(0)
 }
 
-/// Whether a place is `directory`, or below it. Compares the directories themselves: a place has
-/// the path that was taken, and they may have been renamed since.
+/// Whether a place is `directory` or below it. Compares the directories themselves, because a place
+/// records the path taken at lookup, and directories may have been renamed since.
 fn is_inside(place: &Arc<Place>, directory: &Arc<dyn Node>) -> bool {
     let mut left = alloc::vec![directory.clone()];
     while let Some(node) = left.pop() {

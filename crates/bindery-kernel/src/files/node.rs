@@ -31,11 +31,11 @@ pub enum Mappable {
 /// Advice about a file's content (`posix_fadvise(2)`): about a range of it, or the order of reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Advice {
-    /// It is needed soon.
+    /// The range will be needed soon.
     WillNeed,
-    /// It is not needed soon.
+    /// The range will not be needed soon.
     DontNeed,
-    /// The order in which this opening reads the file, wherever the range is.
+    /// The order in which this opening reads the file, whatever the range.
     Order(ReadPattern),
 }
 
@@ -68,7 +68,7 @@ pub trait Node: Send + Sync {
         Err(Errno::ENOTDIR)
     }
 
-    /// The count of its names.
+    /// The count of the node's names.
     fn links(&self) -> Option<&Common> {
         None
     }
@@ -141,22 +141,22 @@ pub trait Node: Send + Sync {
         matches!(self.kind(), Kind::Regular | Kind::Directory)
     }
 
-    /// Whether its only position is 0, whatever the target of `lseek`.
+    /// Whether the node's only position is 0, whatever the target of `lseek`.
     fn ignores_seeks(&self) -> bool {
         false
     }
 
-    /// Its length in bytes, for `lseek`.
+    /// The node's length in bytes, for `lseek`.
     fn length(&self) -> u64 {
         self.attributes().size
     }
 
-    /// Whether `lseek` can find its end.
+    /// Whether `lseek` can find the node's end.
     fn has_end(&self) -> bool {
         true
     }
 
-    /// Whether it is `/dev/zero`.
+    /// Whether the node is `/dev/zero`.
     fn is_zeroes(&self) -> bool {
         false
     }
@@ -197,7 +197,7 @@ pub trait Node: Send + Sync {
 pub struct Place {
     /// The node.
     pub node: Arc<dyn Node>,
-    /// Its name in the directory above; empty for the root.
+    /// The node's name in the directory above; empty for the root.
     pub name: Vec<u8>,
     /// The directory above; `None` for the root and for files without a path.
     pub above: Option<Arc<Place>>,
@@ -224,7 +224,8 @@ impl Place {
         length
     }
 
-    /// The absolute path, or `(unreachable)`, Linux's text, if it is too long for a path.
+    /// The absolute path, or Linux's text `(unreachable)` if the result would be too long for a
+    /// path.
     pub fn path(&self) -> Vec<u8> {
         if self.path_length() > PATH_MAX {
             return b"(unreachable)".to_vec();
@@ -243,7 +244,8 @@ impl Place {
 }
 
 impl Drop for Place {
-    /// Drops a chain of places in a loop: it may be as long as a path, too long for recursion.
+    /// Drops a chain of places in a loop, because the chain may be as long as a path, too long for
+    /// recursion.
     fn drop(&mut self) {
         let mut above = self.above.take();
         while let Some(place) = above {

@@ -26,7 +26,7 @@ const LINKS_MAX: usize = 40;
 /// The treatment of a symbolic link at the end of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LastLink {
-    /// It is followed.
+    /// The link is followed.
     Followed,
     /// The path means the link itself.
     Taken,
@@ -38,7 +38,7 @@ pub struct Name {
     pub above: Arc<Place>,
     /// The name in it; not `.`, `..` or empty.
     pub name: Vec<u8>,
-    /// Whether a slash followed it: it can only name a directory.
+    /// Whether a slash followed the name, which then can only be a directory's.
     pub for_directory: bool,
 }
 

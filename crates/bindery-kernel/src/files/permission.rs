@@ -82,8 +82,8 @@ pub fn check_owner(node: &dyn Node) -> Result<(), Errno> {
     if is_owner(node) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-/// Changes the owner: the superuser to any user, the owner to one of his groups. Clears the bits by
-/// which a program would run as the owner.
+/// Changes owner and group. The superuser may choose any; the owner may choose only one of their
+/// own groups. Clears the bits by which a program would run as the owner.
 ///
 /// # Errors
 /// `EPERM`.

@@ -34,7 +34,7 @@ const ATOMIC: usize = 4096;
 /// Bytes that are added or removed together.
 const PIECE: usize = 4096;
 
-/// A pipe; both ends are openings of it.
+/// A pipe, whose two ends are openings of this node.
 pub struct Pipe {
     number: u64,
     state: Mutex<State>,
@@ -46,7 +46,8 @@ struct State {
     bytes: Ring,
     readers: u32,
     writers: u32,
-    /// A call copies the first bytes to another file, which may sleep: no other call may take them.
+    /// Whether a call is copying the first bytes to another file. That may sleep, so no other call
+    /// may take these bytes.
     claimed: bool,
     /// The numbers of openings for reading and for writing. A thread that waits for the other side
     /// may wake after that side was opened and closed.
@@ -54,14 +55,15 @@ struct State {
 }
 
 impl State {
-    /// The number of bytes that can be read now. `None` if there are none and more may come.
+    /// The number of bytes that can be read now. `None` if the pipe is empty but more bytes may
+    /// come.
     fn readable(&self) -> Option<usize> {
         let empty = self.bytes.length == 0;
         (!self.claimed && (!empty || self.writers == 0)).then_some(self.bytes.length)
     }
 }
 
-/// The buffered bytes, at most [`CAPACITY`]. The first write allocates the memory.
+/// The buffered bytes, at most [`CAPACITY`]. The first write allocates their memory.
 #[derive(Default)]
 struct Ring {
     memory: Option<Pages>,
@@ -75,8 +77,8 @@ impl Ring {
     }
 
     /// Appends up to `count` bytes, for which there is room. `take` fills them: its arguments are
-    /// the number of bytes so far, the place for more, and their number; it returns the number that
-    /// it filled.
+    /// the number of bytes so far, the place for further bytes, and the number of bytes wanted. It
+    /// returns the number of bytes that it filled.
     fn push(
         &mut self,
         count: usize,
@@ -88,7 +90,7 @@ impl Ring {
         step
     }
 
-    /// Removes at most `count` bytes, and passes them to `put`, as in [`Ring::push`].
+    /// Removes at most `count` bytes and passes them to `put`, as in [`Ring::push`].
     fn pop(
         &mut self,
         count: usize,
@@ -96,7 +98,7 @@ impl Ring {
     ) -> Step {
         let step = self.step(self.first, count.min(self.length), &mut put);
         self.length -= step.count;
-        // Restarts at the beginning if the ring is empty: few bytes stay in few pages.
+        // Restarts at the beginning if the ring is empty, so that few bytes touch few pages.
         self.first = if self.length == 0 { 0 } else { (self.first + step.count) % CAPACITY };
         step
     }
@@ -157,8 +159,8 @@ impl Pipe {
         room
     }
 
-    /// Waits until there are bytes, and copies those that fit. They stay in the pipe. 0 without
-    /// writers.
+    /// Waits until the pipe has bytes and copies those that fit. The bytes stay in the pipe.
+    /// Returns 0 without writers.
     ///
     /// # Errors
     /// `EAGAIN`, or the error of an interruption by a signal.
@@ -166,7 +168,7 @@ impl Pipe {
         self.look(into, patience, |_| {})
     }
 
-    /// As [`Pipe::peek`]. The bytes, if there are any, are reserved for the caller until
+    /// As [`Pipe::peek`]. The bytes, if any, are reserved for the caller until
     /// [`Pipe::take_claimed`], which must follow.
     ///
     /// # Errors
@@ -175,7 +177,7 @@ impl Pipe {
         self.look(into, patience, |state| state.claimed = true)
     }
 
-    /// Removes `count` of the bytes that the caller has claimed, and releases the rest to other
+    /// Removes `count` of the bytes that the caller has claimed and releases the rest to other
     /// readers.
     pub fn take_claimed(&self, count: usize) {
         let mut state = self.state.lock();
@@ -225,7 +227,7 @@ impl Pipe {
         poll::changed();
     }
 
-    /// Waits until `ready` returns a value.
+    /// Sleeps until `ready` returns a value.
     fn wait<T>(
         &self,
         patience: Patience,
@@ -242,8 +244,8 @@ impl Pipe {
 }
 
 impl Pipe {
-    /// Reads up to `length` bytes. `put` receives them in place, with the pipe locked. Where it
-    /// stops, `fault_in` is called without the lock.
+    /// Reads up to `length` bytes. `put` receives them in place, with the pipe locked. If `put`
+    /// stops early, `fault_in` is called for that place without the lock.
     fn take_out(
         &self,
         length: usize,
@@ -321,7 +323,7 @@ impl Pipe {
 
     #[cold]
     fn make_ring(&self) -> Result<(), Errno> {
-        // Without the lock: an allocation may sleep.
+        // Done without the lock, because an allocation may sleep.
         let mut memory = Some(Pages::new(CAPACITY, &VmallocOptions::default())?);
         let mut state = self.state.lock();
         if state.bytes.memory.is_none() {
@@ -372,7 +374,7 @@ impl Node for Pipe {
     fn read(&self, _: u64, into: &mut [u8], patience: Patience) -> Result<usize, Errno> {
         let all = into.len();
         let put = |done: usize, from: NonNull<u8>, length: usize| {
-            // SAFETY: the ring has the bytes, and is another place than `into`.
+            // SAFETY: the ring has the bytes and does not overlap `into`.
             let from = unsafe { slice::from_raw_parts(from.as_ptr(), length) };
             into[done..done + length].copy_from_slice(from);
             length

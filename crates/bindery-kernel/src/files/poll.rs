@@ -1,8 +1,8 @@
 //! Waits for several descriptors: `poll`, `select`.
 //!
 //! Code that makes a descriptor readable or writable calls [`changed`]. That wakes every poller,
-//! and each checks its descriptors again. There are more checks than needed, but no lists to
-//! maintain.
+//! and each checks its descriptors again. Some of these checks are unnecessary, but there are no
+//! lists to maintain.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -20,12 +20,12 @@ use super::node::{may_read, may_write};
 
 static CHANGED: WaitQueue = WaitQueue::new();
 
-/// Wakes all pollers: a descriptor may have become ready.
+/// Wakes all pollers, because a descriptor may have become ready.
 pub fn changed() {
     CHANGED.wake_all();
 }
 
-/// Sleeps until `ready` returns a value. Calls it after every [`changed`].
+/// Sleeps until `ready` returns a value. Calls `ready` after every [`changed`].
 ///
 /// # Errors
 /// As [`WaitQueue::wait`].
@@ -149,7 +149,7 @@ pub fn select(count: u64, sets: [u64; 3], deadline: Option<u64>) -> Outcome {
     Ok(bits)
 }
 
-/// Reads a timeout of the running program, and returns the deadline; `None`: no timeout.
+/// Reads a timeout of the running program and returns the deadline; `None` without a timeout.
 ///
 /// # Errors
 /// `EFAULT`; `EINVAL` if the time is negative, or its fraction exceeds a second.

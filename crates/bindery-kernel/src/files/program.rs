@@ -17,13 +17,13 @@ use super::{permission, proc};
 
 /// A program to be run.
 pub struct Program {
-    /// Its contents.
+    /// The program's contents.
     pub object: Object<'static, Machine>,
-    /// Its absolute path.
+    /// The program's absolute path.
     pub path: Vec<u8>,
-    /// The user as whom it runs (set-user-ID), if not the caller.
+    /// The user as whom the program runs (set-user-ID), if not the caller.
     pub set_user: Option<u32>,
-    /// As which group.
+    /// The group with which the program runs (set-group-ID), if not the caller's.
     pub set_group: Option<u32>,
 }
 

@@ -46,7 +46,7 @@ impl Segments {
     /// The segments of an array of `struct iovec`.
     ///
     /// # Errors
-    /// `EFAULT`; `EINVAL` if there are too many, or if their total length is too large.
+    /// `EFAULT`; `EINVAL` if there are too many segments, or if their total length is too large.
     pub fn many(at: u64, count: u64) -> Result<Self, Errno> {
         if count > SEGMENTS_MAX {
             return Err(Errno::EINVAL);
@@ -65,7 +65,7 @@ impl Segments {
         Ok(Self { stretches: Stretches::Many(list), outside })
     }
 
-    /// The first `length` bytes of it.
+    /// The first `length` bytes of this memory.
     #[cold]
     pub fn first(&self, length: u64) -> Result<Self, Errno> {
         heap::room(self.list().len() * 16)?;
@@ -93,8 +93,9 @@ impl Segments {
         if self.total() == 0 { Ok(()) } else { self.fault_in(0, Access::Write) }
     }
 
-    /// Writes bytes to the program's memory, `skip` bytes from its beginning on. Returns how many
-    /// it wrote before one could not be written. May be called with locks held.
+    /// Writes bytes to the program's memory, `skip` bytes from its beginning on. Returns the number
+    /// of bytes written before the first byte that could not be written. May be called with locks
+    /// held.
     ///
     /// # Safety
     /// 1. `from` is valid for reads of `length` bytes, which may change during the copy.
@@ -106,8 +107,9 @@ impl Segments {
         })
     }
 
-    /// Reads bytes from the program's memory, `skip` bytes from its beginning on. Returns how many
-    /// it read before one could not be read. May be called with locks held.
+    /// Reads bytes from the program's memory, `skip` bytes from its beginning on. Returns the
+    /// number of bytes read before the first byte that could not be read. May be called with locks
+    /// held.
     ///
     /// # Safety
     /// 1. `to` is valid for writes of `length` bytes.
@@ -136,9 +138,9 @@ impl Segments {
         Err(Errno::EFAULT)
     }
 
-    /// Calls `act` for each range of `length` bytes, `skip` bytes further on, with an address, the
-    /// distance from the beginning and a length. Stops when `act` does less than that. Returns how
-    /// much was done.
+    /// Calls `act` for each range of the `length` bytes from offset `skip` on, with an address, the
+    /// distance from the beginning and a length. Stops when `act` moves less than that length.
+    /// Returns the number of bytes moved.
     #[inline]
     pub fn each(
         &self,

@@ -1,7 +1,6 @@
 //! `/dev/silent`: a file whose pager answers stores only after an `ioctl`. It has its own file
-//! system and limit for dirty pages. Tests show with it which programs are blocked by a device that
-//! does not answer (`silent-file=yes` on the command line). The stores of a thread that is killed
-//! fail.
+//! system and limit for dirty pages. Tests use it to find the programs that a silent device blocks
+//! (`silent-file=yes` on the command line). The stores of a thread that is killed fail.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -22,7 +21,7 @@ use super::memory::Regular;
 use super::node::Node;
 use super::segments::Segments;
 
-/// The request of `ioctl` that fails all stores, pending and future: a number of our own.
+/// The request of `ioctl` that fails all stores, pending and future. The number is our own.
 const FAIL: u32 = 0x5f00;
 
 /// The maximum number of dirty pages of the file.
@@ -43,7 +42,7 @@ struct Device {
 static SILENT: Silent = Silent(Mutex::new(Device { kept: Vec::new(), fails: false }));
 
 impl Pager for Silent {
-    /// Zeroes: nothing was ever stored.
+    /// The file reads as zeroes, because nothing was ever stored.
     fn read(&self, _: u64, _: u64, _: &mut ReadBuffer<'_>) -> Result<(), PagerError> {
         Ok(())
     }
@@ -75,15 +74,15 @@ fn fail() {
     fail_some(|_| true);
 }
 
-/// Fails the requests that a thread has at a silent device: the thread is about to be killed, or
-/// ends. The core continues once the pager has answered, and only the pager knows that the device
-/// no longer uses the memory.
+/// Fails the pending requests of a thread that is about to be killed, or ends. The core
+/// continues once the pager has answered, and only the pager knows that the device no longer uses
+/// the memory.
 pub fn give_up_silent(thread: u32) {
     disk::give_up(thread);
     fail_some(|asker| asker == thread);
 }
 
-/// Fails all pending requests of a silent device: the machine ends.
+/// Fails all pending requests of a silent device, because the machine ends.
 pub fn end_silence() {
     disk::end_silence();
     fail();
@@ -91,7 +90,8 @@ pub fn end_silence() {
 
 fn fail_some(is_failed: impl Fn(u32) -> bool) {
     loop {
-        // Out of the lock: an answer wakes threads.
+        // The request leaves the list first, so that the lock is not held when its answer wakes
+        // threads.
         let write = {
             let kept = &mut SILENT.0.lock().kept;
             let Some(at) = kept.iter().position(|(asker, _)| is_failed(*asker)) else { return };

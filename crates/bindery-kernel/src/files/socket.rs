@@ -22,14 +22,14 @@ use super::poll;
 /// The capacity of one direction in bytes.
 const CAPACITY: usize = 64 << 10;
 
-/// The maximum length of a message. Smaller than a transfer's piece, so that one read never meets
-/// two messages.
+/// The maximum length of a message. A message is smaller than a transfer's piece, so that one read
+/// never meets two messages.
 const MESSAGE_MAX: usize = 32 << 10;
 
 /// Whether a reader sees the boundaries of writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Boundaries {
-    /// Each write is a message, which one read takes whole (`SOCK_SEQPACKET`).
+    /// Each write is a message, which one read consumes completely (`SOCK_SEQPACKET`).
     Kept,
     /// A stream of bytes (`SOCK_STREAM`).
     Lost,
@@ -45,7 +45,7 @@ struct Channel {
 struct State {
     messages: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Whether an end is closed: the sender sends no more, or the receiver takes no more.
+    /// Whether an end is closed: the sender will not send, or the receiver will not receive.
     is_closed: bool,
 }
 
@@ -54,7 +54,7 @@ impl Channel {
         Arc::new(Self { state: Mutex::new(State::default()), changed: WaitQueue::new() })
     }
 
-    /// Waits until `ready` returns a value, and wakes the other end.
+    /// Waits until `ready` returns a value and wakes the other end.
     fn wait<T>(
         &self,
         patience: Patience,
@@ -207,7 +207,8 @@ impl Node for Socket {
     }
 }
 
-/// The maximum number of messages in one direction; each costs memory besides its bytes.
+/// The maximum number of messages in one direction; each message costs memory in addition to its
+/// bytes.
 const MESSAGES_MAX: usize = 256;
 
 /// Two connected sockets.

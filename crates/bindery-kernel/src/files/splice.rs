@@ -32,7 +32,7 @@ fn check(flags: u32) -> Result<(), Errno> {
     if flags & !FLAGS != 0 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// Whether a call may wait for a pipe: by its flag, and by the flags of both openings.
+/// Whether a call may wait for a pipe, according to its flag and the flags of both openings.
 fn patience(flags: u32, ends: &[&Description]) -> Patience {
     let impatient = |end: &&Description| end.patience() == Patience::None;
     let none = flags & NONBLOCK != 0 || ends.iter().any(impatient);
@@ -45,7 +45,7 @@ fn buffer(length: u64) -> Result<Vec<u8>, Errno> {
     Ok(alloc::vec![0; length])
 }
 
-/// `splice(2)`: from a pipe, to one, or both. The offsets are addresses, or 0 for the position.
+/// `splice(2)`: from a pipe, to a pipe, or both. The offsets are addresses, or 0 for the position.
 pub fn splice(from: (i32, u64), to: (i32, u64), count: u64, flags: u32) -> Outcome {
     if count == 0 {
         return Ok(0);
@@ -139,8 +139,8 @@ fn from_memory(pipe: &Pipe, segments: &Segments, patience: Patience) -> Outcome 
         let mut done = 0;
         while done < *length && filled < piece.len() {
             let from = at.wrapping_add(done);
-            // Page by page, so that the bytes before a hole count. As on Linux, which pins the
-            // pages, secret memory is refused.
+            // Proceeds page by page, so that the bytes before a hole count. As on Linux, which pins
+            // the pages, secret memory is refused.
             let in_page = 4096 - (from % 4096);
             let part = in_page.min(length - done).min((piece.len() - filled) as u64) as usize;
             match user::read_bytes_foreign(&space, from, &mut piece[filled..filled + part]) {
@@ -155,7 +155,8 @@ fn from_memory(pipe: &Pipe, segments: &Segments, patience: Patience) -> Outcome 
     Ok(pipe.write(0, &piece[..filled], patience)? as u64)
 }
 
-/// Runs `act` at the offset in the program's memory, or at the position, and advances it.
+/// Runs `act` at the offset in the program's memory or at the position, whichever applies, and
+/// advances it.
 fn at_offset(description: &Description, offset: u64, act: impl FnOnce(u64) -> Outcome) -> Outcome {
     let seekable = description.node.is_seekable();
     if offset != 0 {
@@ -177,7 +178,7 @@ fn at_offset(description: &Description, offset: u64, act: impl FnOnce(u64) -> Ou
     Ok(moved)
 }
 
-/// Passes all bytes of a pipe to `write`; bytes that it does not accept stay.
+/// Passes all bytes of a pipe to `write`; bytes that `write` does not accept stay in the pipe.
 fn from_pipe(
     pipe: &Pipe,
     count: u64,
@@ -217,8 +218,8 @@ enum Kept {
 /// Moves or copies bytes of a pipe to another, as many as fit.
 fn between(out: &Pipe, into: &Pipe, count: u64, patience: Patience, kept: Kept) -> Outcome {
     let mut piece = buffer(count)?;
-    // Allocated now: between the check and the write, an allocation could let other threads read
-    // the pipe.
+    // Allocated now, because an allocation between the check and the write could let other threads
+    // read the pipe.
     into.make_room()?;
     loop {
         // Other readers may have taken the bytes by the time the other side has room.

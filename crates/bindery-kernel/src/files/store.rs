@@ -9,14 +9,14 @@ use super::node::Node;
 /// The storage of a directory's files, if that is not memory.
 pub trait Store: Sync {
     /// Reserves room for a write of `length` bytes at `at` to the file of this number. Returns the
-    /// number of bytes that may be written: the storage has room for them. A file has one write at
-    /// a time; it ends with [`Store::end_write`].
+    /// number of bytes for which the storage has room. A file has one write at a time; it ends with
+    /// [`Store::end_write`].
     ///
     /// # Errors
     /// `ENOSPC` if there is no room for the first byte; `ENOMEM`.
     fn reserve(&self, file: u64, at: u64, length: u64) -> Result<u64, Errno>;
 
-    /// Ends a write that [`Store::reserve`] began. It has written up to `end`, a position in the
+    /// Ends a write that [`Store::reserve`] began. The write has reached `end`, a position in the
     /// file; the room reserved for the rest is free again.
     fn end_write(&self, file: u64, end: u64);
 
@@ -32,10 +32,10 @@ pub trait Store: Sync {
     /// `EIO`.
     fn remove(&self, node: &dyn Node) -> Result<(), Errno>;
 
-    /// Renames a file. `replaces` says that another file has the new name: [`Store::remove`] of that
-    /// one follows, and at each moment one of the two has the name.
+    /// Renames a file. `replaces` says that another file has the new name: [`Store::remove`] of the
+    /// other file follows, and one of the two has the name at any time.
     ///
     /// # Errors
-    /// `EIO`. The file has its name still.
+    /// `EIO`. The file then keeps its old name.
     fn rename(&self, node: &dyn Node, name: &[u8], replaces: bool) -> Result<(), Errno>;
 }

@@ -19,7 +19,8 @@ use super::segments::{CALL_MAX, Segments};
 /// The maximum size of a call's buffer in the kernel, in bytes.
 const PIECE: usize = 64 << 10;
 
-/// Whether to wait for the next piece. Bytes that can be read only once are waited for only once.
+/// Whether to wait for the next piece. A read whose bytes can be read only once waits only for the
+/// first piece.
 fn next_patience(node: &dyn Node, done: u64, first: Patience) -> Patience {
     if done > 0 && !node.is_seekable() { Patience::None } else { first }
 }
@@ -128,9 +129,9 @@ fn drain_by_pieces(node: &dyn Node, at: u64, segments: &Segments, patience: Pati
     Ok(done)
 }
 
-/// Calls `act` with the rest of `length` bytes until all are moved. If it stops, `fault_in`
-/// resolves the fault. Returns the number of bytes moved before `fault_in` failed; its error only
-/// if nothing was moved.
+/// Calls `act` with the rest of `length` bytes until all are moved. If `act` stops early,
+/// `fault_in` resolves the fault. Returns the number of bytes moved before `fault_in` failed, or
+/// its error if nothing was moved.
 pub fn move_all(
     length: usize,
     mut act: impl FnMut(usize) -> usize,
@@ -159,10 +160,10 @@ pub struct Step {
     pub fault: Option<usize>,
 }
 
-/// Moves bytes in steps. `step` gets the number of bytes moved so far. If it finds the program's
-/// memory missing, `fault_in` resolves that with no lock held, and another step follows. After a
-/// step without a fault, `goes_on` decides. Returns the number of bytes moved; an error only if
-/// nothing was moved.
+/// Moves bytes in steps. `step` gets the number of bytes moved so far. If `step` meets missing
+/// memory of the program, `fault_in` resolves the fault with no lock held, and another step
+/// follows. After a step without a fault, `goes_on` decides. Returns the number of bytes moved, or
+/// an error if nothing was moved.
 #[inline]
 pub fn by_steps(
     mut step: impl FnMut(usize) -> Result<Step, Errno>,
@@ -301,8 +302,8 @@ pub fn seek(descriptor: i32, offset: i64, from: u32) -> Outcome {
     Ok(*position)
 }
 
-/// Copies up to `count` bytes from one description to another (`sendfile`, `copy_file_range`). An
-/// address of an offset replaces the position, and the offset is advanced.
+/// Copies up to `count` bytes from one description to another (`sendfile`, `copy_file_range`). If
+/// the address of an offset is given, that offset replaces the position and is advanced.
 pub fn copy(from: (&Description, u64), to: (&Description, u64), count: u64) -> Outcome {
     let (source, target) = (from.0.readable()?, to.0.writable()?);
     if source.kind() == Kind::Directory {

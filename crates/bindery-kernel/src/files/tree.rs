@@ -18,7 +18,7 @@ const SYMBOLS: &str = ".bindery/symbols";
 /// Unpacks the initramfs into the root file system.
 ///
 /// # Panics
-/// If it exceeds memory.
+/// If the content exceeds memory.
 pub fn begin(initramfs: Stretch) {
     let root = Directory::new(0o755).expect("there is memory for a root");
     let place = Place::alone(root, b"");
@@ -58,7 +58,7 @@ pub fn begin(initramfs: Stretch) {
 /// Drops the whole file system.
 pub fn end() {
     let Some(root) = root::take() else { return };
-    // Nested directories are dropped in a loop: they may be too deep for recursion.
+    // Nested directories are dropped in a loop, because they may be too deep for recursion.
     let mut left: Vec<Arc<dyn Node>> = [root.node.clone()].into();
     drop(root);
     while let Some(node) = left.pop() {

@@ -52,11 +52,11 @@ pub fn set_unprivileged(may: bool) {
 
 /// The state of a userfaultfd.
 enum Purpose {
-    /// The address space of its creator. `UFFDIO_API` has not been called yet.
+    /// The address space of the userfaultfd's creator. `UFFDIO_API` has not been called yet.
     New(Weak<Space>, UserfaultScope),
-    /// It serves this address space.
+    /// The userfaultfd serves this address space.
     Serving(Weak<Space>, Handle),
-    /// Created by a fork for a child whose address space did not exist yet.
+    /// The userfaultfd was created by a fork for a child whose address space did not exist yet.
     Inherited(Handle),
     /// Closed.
     Closed,
@@ -126,7 +126,7 @@ impl Userfaultfd {
         }
     }
 
-    /// The address space that it serves.
+    /// The address space that the userfaultfd serves.
     ///
     /// # Errors
     /// `ESRCH` if the address space has been dropped.
@@ -160,7 +160,7 @@ impl Userfaultfd {
                 return Ok(0);
             }
             drop(purpose);
-            // The allocation may have yielded, and another thread has completed `UFFDIO_API`.
+            // The allocation yielded, and another thread has completed `UFFDIO_API`.
             served.close_userfault(handle);
             Err(Errno::EINVAL)
         });
@@ -202,7 +202,7 @@ impl Userfaultfd {
     }
 
     /// As [`Userfaultfd::next`], with a descriptor for a child's userfaultfd. If no descriptor is
-    /// free, the message stays.
+    /// free, the message stays in the queue.
     #[cold]
     fn next_with_descriptor(
         &self,
@@ -224,8 +224,8 @@ impl Userfaultfd {
         message.transpose()
     }
 
-    /// Delivers messages as long as there are any and room for them. Waits only for the first.
-    /// Returns their size in bytes.
+    /// Delivers messages while any are pending and there is room for them. Waits only for the
+    /// first. Returns their size in bytes.
     fn read_messages(
         &self,
         room: usize,

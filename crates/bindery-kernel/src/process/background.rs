@@ -1,10 +1,10 @@
 //! The kernel thread that collapses small folios into large ones (Linux: `khugepaged`), and
-//! reclaims memory for faults that do not do so themselves.
+//! reclaims memory for faults that do not reclaim themselves.
 //!
-//! It starts when a policy first allows large folios, and sleeps between its rounds. There are no
-//! rounds while no policy allows the size that it makes. A round scans [`Tunables::pages_to_scan`]
-//! pages, or all memory of all processes if that is less. It scans one table's span at a time, and
-//! yields the CPU in between.
+//! The thread starts when a policy first allows large folios and sleeps between its rounds. No
+//! round runs while no policy allows the size that the thread makes. A round scans
+//! [`Tunables::pages_to_scan`] pages, or all memory of all processes if that is less. Within a
+//! round, the thread scans one table's span at a time and yields the CPU in between.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -21,7 +21,7 @@ use super::{WaitQueue, kernel_thread, scheduler, table};
 pub struct Tunables {
     /// Milliseconds from one round to the next.
     pub scan_sleep: AtomicU32,
-    /// Milliseconds to the next round after one that found no free large folio.
+    /// Milliseconds to the next round after a round that found no free large folio.
     pub alloc_sleep: AtomicU32,
     /// Base pages that one round scans.
     pub pages_to_scan: AtomicU32,
@@ -53,7 +53,7 @@ pub static COLLAPSED: AtomicU64 = AtomicU64::new(0);
 
 /// Base pages in one table's span.
 const SPAN_PAGES: u32 = 512;
-/// The shortest sleep, in milliseconds: the timer interrupts only while no thread runs.
+/// The shortest sleep, in milliseconds, because the timer interrupts only while no thread runs.
 const SHORTEST_SLEEP: u32 = 1;
 
 /// Whether the thread exists, or is being created.
@@ -62,14 +62,14 @@ static LIVES: AtomicBool = AtomicBool::new(false);
 static WANTED: AtomicBool = AtomicBool::new(false);
 /// The machine ends.
 static ENDS: AtomicBool = AtomicBool::new(false);
-/// A fault has requested that memory be collected.
+/// Whether a fault has requested that memory be collected.
 static COLLECT: AtomicBool = AtomicBool::new(false);
-/// The settings have changed: the next round starts at once, as on Linux.
+/// Whether the settings have changed, so that the next round starts at once, as on Linux.
 static DUE: AtomicBool = AtomicBool::new(false);
 static SLEEPER: WaitQueue = WaitQueue::new();
 
 /// Called when the policies have changed. `wanted`: whether any large folios are allowed;
-/// `scanned`: whether those of the thread's size are.
+/// `scanned`: whether large folios of the thread's size are allowed.
 ///
 /// # Errors
 /// `ENOMEM` if the thread is needed and there is no memory for it.
@@ -85,7 +85,7 @@ pub fn policies_changed(wanted: bool, scanned: bool) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Called when an interval has changed: the next round begins at once.
+/// Called when an interval has changed, so that the next round begins at once.
 pub fn sleep_changed() {
     DUE.store(true, Ordering::Relaxed);
     SLEEPER.wake_all();
@@ -130,7 +130,7 @@ fn work() {
         let due = DUE.swap(false, Ordering::Relaxed);
         let wanted = WANTED.load(Ordering::Relaxed);
         if wanted && !scans {
-            // Just allowed: the first round comes after a sleep.
+            // Large folios were just allowed, so the first round follows after a sleep.
             round = time::now();
         }
         if !wanted || !due && time::now() < round.saturating_add(nanoseconds(sleep)) {
@@ -147,7 +147,7 @@ fn nanoseconds(milliseconds: u32) -> u64 {
     u64::from(milliseconds.max(SHORTEST_SLEEP)) * (time::SECOND / 1000)
 }
 
-/// The position where the next round starts: a process, by number, and an address in it.
+/// The position where the next round starts: a process number and an address in that process.
 struct Position {
     process: u32,
     address: VirtAddr,
@@ -182,7 +182,7 @@ fn scan(at: &mut Position) -> Round {
         if ENDS.load(Ordering::Relaxed) {
             break;
         }
-        // No interrupt arrives in the kernel, so sleepers whose time has come wake here.
+        // No interrupt arrives in the kernel, so expired sleepers are woken here.
         time::expired();
         scheduler::yield_now();
     }

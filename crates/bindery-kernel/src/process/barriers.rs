@@ -8,8 +8,8 @@ use crate::errno::{Errno, Outcome};
 
 use super::scheduler;
 
-// The commands, by their numbers in membarrier(2), except those of restartable sequences: the
-// kernel has none.
+// The commands, by their numbers in membarrier(2), except those of restartable sequences, which the
+// kernel does not support.
 const QUERY: u32 = 0;
 const GLOBAL: u32 = 1 << 0;
 const GLOBAL_EXPEDITED: u32 = 1 << 1;
@@ -30,8 +30,8 @@ const KNOWN: u32 = GLOBAL
     | REGISTER_PRIVATE_EXPEDITED_SYNC_CORE
     | GET_REGISTRATIONS;
 
-/// The barriers for which the programs of one address space have registered, as the registering
-/// commands. All threads of the address space share them.
+/// The barriers for which the programs of one address space have registered, stored as the
+/// registering commands. All threads of the address space share them.
 #[derive(Clone, Default)]
 pub(super) struct Barriers(Arc<AtomicU32>);
 
@@ -68,8 +68,8 @@ pub(super) fn membarrier(command: u64, flags: u64) -> Outcome {
         QUERY => return Ok(u64::from(KNOWN)),
         GET_REGISTRATIONS => {
             let registered = barriers.registered();
-            // As on Linux, a process that has registered for the core-serializing barrier is listed
-            // for the plain one too, and still may not use it.
+            // As on Linux, a process that has registered for the core-serializing barrier is also
+            // listed for the plain barrier, and still may not use it.
             let synchronized = registered & REGISTER_PRIVATE_EXPEDITED_SYNC_CORE != 0;
             let plain = if synchronized { REGISTER_PRIVATE_EXPEDITED } else { 0 };
             return Ok(u64::from(registered | plain));

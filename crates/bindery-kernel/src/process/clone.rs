@@ -57,7 +57,8 @@ impl Wanted {
     /// The structure of `clone3(2)`.
     pub(super) fn of_clone3(at: u64, size: u64) -> Result<Self, Errno> {
         // Flags, descriptor, child's and parent's place, exit signal, stack and its size, thread
-        // pointer; then numbers to choose and a control group, which there are none of.
+        // pointer; then numbers to choose and a control group, neither of which this kernel
+        // supports.
         const KNOWN: usize = 11;
         let words = read_growing::<KNOWN>(at, size, 64)?;
         let [
@@ -132,8 +133,8 @@ impl Wanted {
 /// are zero.
 ///
 /// # Errors
-/// `EINVAL` if it has less than `least` bytes, `E2BIG` if it has more than a page or an unknown
-/// word is not zero, `EFAULT`.
+/// `EINVAL` if the structure has less than `least` bytes; `E2BIG` if it has more than a page, or if
+/// an unknown word is not zero; `EFAULT`.
 fn read_growing<const N: usize>(at: u64, size: u64, least: u64) -> Result<[u64; N], Errno> {
     if size > PAGE_SIZE {
         return Err(Errno::E2BIG);
@@ -194,8 +195,8 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
         handle = Some((descriptor, description));
     }
     announce(&thread, &wanted);
-    // Nothing sleeps from here on. The parent may have slept so far: a signal to its group, or its
-    // end, applies to the child too. Otherwise the child would be a copy that survives it.
+    // Nothing sleeps from here on. The parent may have slept until now, so a signal to its group,
+    // or its end, applies to the child too; otherwise the child would survive it.
     let is_alive = !signal::is_fatal_waiting(&parent);
     let above = is_alive.then(|| settle_family(&parent.process, &process, &wanted)).flatten();
     let Some(above) = above else {
@@ -217,7 +218,7 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
     Ok(u64::from(id))
 }
 
-/// Gives a child the creator's current group and session. Sets its parent, and returns it.
+/// Gives a child the creator's current group and session. Sets the child's parent and returns it.
 fn settle_family(creator: &Arc<Process>, child: &Process, wanted: &Wanted) -> Option<Arc<Process>> {
     let (above, exit_signal) = if wanted.has(CLONE_PARENT) {
         (creator.parent()?, creator.state.lock().exit_signal)
@@ -247,7 +248,7 @@ fn new_process(parent: &Arc<Process>, id: u32, wanted: &Wanted) -> Result<Arc<Pr
     if wanted.has(CLONE_PARENT) && parent.parent().is_none() {
         return Err(Errno::EINVAL);
     }
-    // Its family is set once it can be found (`settle_family`).
+    // The child's family is set once the child can be found (`settle_family`).
     let state = State::new(Some(parent), wanted.exit_signal);
     let limits = parent.limits.lock().clone();
     let facts = parent.facts();
@@ -259,7 +260,7 @@ fn new_process(parent: &Arc<Process>, id: u32, wanted: &Wanted) -> Result<Arc<Pr
         table::known(space.fork().map_err(|error| error.errno(Operation::Mmap))?)?
     };
     let space = Some(space);
-    // The fork may have slept: other threads may have used up the heap.
+    // The fork may have slept while other threads used up the heap.
     heap::room(16 << 10)?;
     let barriers = parent.barriers.lock().clone();
     let barriers = if wanted.has(CLONE_VM) { barriers } else { barriers.duplicate() };
@@ -320,11 +321,11 @@ fn new_thread(
     Ok(thread)
 }
 
-/// Writes the thread's number to the requested addresses. May sleep, so the process is in no table
-/// yet: one without a thread could neither run nor end.
+/// Writes the thread's number to the requested addresses. May sleep, so the process is not in the
+/// table yet: a process without a thread could neither run nor end.
 fn announce(thread: &Arc<Thread>, wanted: &Wanted) {
     let id = thread.id();
-    // Like on Linux, a failing write is ignored.
+    // As on Linux, a failing write is ignored.
     if wanted.has(CLONE_PARENT_SETTID) {
         let _ = user::write(wanted.parent_id_at, &id);
     }
@@ -342,7 +343,7 @@ fn begin(parent: &Arc<Thread>, thread: &Arc<Thread>) -> Result<(), Errno> {
     let mut state = thread.process.state.lock();
     let joins = Arc::ptr_eq(&parent.process, &thread.process);
     if joins && (state.status.is_some() || signal::must_end(parent)) {
-        // The process ends, or becomes another program: it gets no new thread.
+        // A process that is ending or becoming another program gets no new thread.
         return Err(Errno::RESTART);
     }
     state.threads.push(thread.clone());

@@ -42,9 +42,9 @@ pub const ALL: u64 = (1 << 41) - 1;
 /// The user or group ids of a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ids {
-    /// Whose it is.
+    /// The id of the owner.
     pub real: u32,
-    /// Whose rights it has.
+    /// The id whose rights the thread has.
     pub effective: u32,
     /// The saved id.
     pub saved: u32,
@@ -70,9 +70,9 @@ impl Ids {
 /// The credentials of a thread.
 #[derive(Clone, Debug)]
 pub struct Credentials {
-    /// Its users.
+    /// The thread's user ids.
     pub user: Ids,
-    /// Its groups.
+    /// The thread's group ids.
     pub group: Ids,
     /// Further groups.
     pub groups: Arc<[u32]>,
@@ -97,7 +97,7 @@ impl Credentials {
         }
     }
 
-    /// Whether it has the capability.
+    /// Whether the thread has the capability.
     pub fn can(&self, what: Capability) -> bool {
         self.effective & 1 << what as u32 != 0
     }
@@ -110,12 +110,12 @@ impl Credentials {
         if self.can(what) { Ok(()) } else { Err(Errno::EPERM) }
     }
 
-    /// Whether it accesses files as a member of the group.
+    /// Whether the thread accesses files as a member of the group.
     pub fn is_in_group(&self, group: u32) -> bool {
         self.group.file == group || self.groups.contains(&group)
     }
 
-    /// The credentials that `access(2)` checks: with the real ids in place of the effective ones.
+    /// The credentials that `access(2)` checks: with the real ids instead of the effective ones.
     pub fn with_real_ids(&self) -> Self {
         let mut other = self.clone();
         other.user.file = self.user.real;
@@ -124,8 +124,8 @@ impl Credentials {
         other
     }
 
-    /// The credentials after the start of a program of `owner` and `group` with the set-user-ID or
-    /// set-group-ID bit.
+    /// The credentials after the start of a program with the set-user-ID bit (`owner`) or the
+    /// set-group-ID bit (`group`).
     pub fn at_exec(&self, owner: Option<u32>, group: Option<u32>) -> Self {
         let mut new = self.clone();
         new.user.effective = owner.unwrap_or(self.user.effective);
@@ -139,12 +139,12 @@ impl Credentials {
         new
     }
 
-    /// Whether its program has other rights than the caller that started it (`AT_SECURE`).
+    /// Whether the thread's program has other rights than the caller that started it (`AT_SECURE`).
     pub fn is_secure(&self) -> bool {
         self.user.real != self.user.effective || self.group.real != self.group.effective
     }
 
-    /// Whether it may send a signal to a process with these credentials.
+    /// Whether the thread may send a signal to a process with the credentials `other`.
     fn may_signal(&self, other: &Self) -> bool {
         let (own, other) = (&self.user, &other.user);
         self.can(Capability::Kill)
@@ -165,7 +165,7 @@ impl Credentials {
     }
 }
 
-/// The credentials of the running thread; the superuser's while there is none.
+/// The credentials of the running thread; the superuser's while no thread runs.
 pub fn credentials() -> Credentials {
     if scheduler::is_in_thread() { scheduler::current().credentials() } else { Credentials::root() }
 }
@@ -179,7 +179,7 @@ pub fn acting_as<R>(who: Credentials, act: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Installs them in the running thread.
+/// Installs the credentials in the running thread.
 pub(super) fn commit(new: Credentials) {
     let thread = scheduler::current();
     let process = &thread.process;
@@ -188,7 +188,7 @@ pub(super) fn commit(new: Credentials) {
         of(&old.user) == of(&new.user) && of(&old.group) == of(&new.group)
     };
     if !same(|ids| (ids.effective, ids.file)) || new.permitted & !old.permitted != 0 {
-        // As on Linux: processes of the new ids must not read data that the process had access to.
+        // As on Linux, processes of the new ids must not read data that this process had access to.
         process.set_dumpable(false);
         process.state.lock().parent_end_signal = 0;
     }
@@ -269,7 +269,7 @@ fn given(id: u64) -> Option<u32> {
 }
 
 /// Changes ids of the running thread. `change` returns the new ones or an error; its argument says
-/// whether the thread may take any id.
+/// whether the thread may assume any id.
 fn change(kind: Kind, change: impl FnOnce(Ids, bool) -> Result<Ids, Errno>) -> Result<(), Errno> {
     let mut who = credentials();
     let free = who.can(kind.capability());
@@ -341,7 +341,7 @@ pub(super) fn set_three(kind: Kind, ids: [u64; 3]) -> Outcome {
 pub(super) fn set_file(kind: Kind, id: u64) -> Outcome {
     let mut who = credentials();
     let old = kind.of(&mut who).file;
-    // Never fails: an id that may not be taken has no effect.
+    // Never fails, because an id that may not be taken has no effect.
     change(kind, |old, free| {
         let wanted = given(id).filter(|id| free || old.has(*id) || old.file == *id);
         Ok(Ids { file: wanted.unwrap_or(old.file), ..old })
@@ -391,8 +391,8 @@ pub(super) fn set_groups(size: u64, at: u64) -> Outcome {
 /// The versions of the structures of capget(2), and the number of words of each set.
 const VERSIONS: [(u32, usize); 3] = [(0x1998_0330, 1), (0x2007_1026, 2), (0x2008_0522, 2)];
 
-/// The version of a header of capget(2), as a number of words, and the thread that it names. `None`
-/// for an unknown version; the call then writes a known one.
+/// The version of a capget(2) header, as a number of words, and the thread that the header names.
+/// `None` for an unknown version; the call then writes a known one.
 fn header(at: u64) -> Result<(Option<usize>, i32), Errno> {
     let [version, id] = user::read::<[u32; 2]>(at)?;
     let words = VERSIONS.iter().find(|(known, _)| *known == version).map(|(_, words)| *words);

@@ -26,7 +26,7 @@ use super::{Process, all, end, kill, program, scheduler, signal};
 pub enum From {
     /// By a system call, which may have to be restarted.
     SystemCall,
-    /// By anything else: the registers are the program's own.
+    /// By anything else, with the program's own registers.
     Exception,
 }
 
@@ -105,7 +105,8 @@ fn act(
             *from = From::Exception;
             thread.deadline_of_restart.store(0, Ordering::Relaxed);
             if run_handler(thread, registers, &action, information).is_err() {
-                // If a frame does not fit, its own handler cannot run to report that.
+                // If a frame for `SIGSEGV` does not fit, that signal's own handler cannot run to
+                // report it.
                 if number == SIGSEGV {
                     actions.set(SIGSEGV, Action::default());
                 }
@@ -146,8 +147,9 @@ fn run_handler(
         alternate: (alternate.base, flags_of(&alternate, at), alternate.size),
         fault: information.fields[0],
     };
-    // Kept outside the thread's own copy: a fault on the frame may switch threads, and the switch
-    // saves the current rights there, which allow the kernel to write the frame.
+    // The rights are kept outside the thread's own copy. A fault on the frame may switch threads,
+    // and the switch would save the current rights there, which allow the kernel to write the
+    // frame.
     let mut floating_point = FloatingPoint::new();
     floating_point.save();
     push(registers, &floating_point, &delivery)?;
@@ -201,8 +203,8 @@ pub(super) fn flags_of(alternate: &Alternate, at: u64) -> u32 {
     }
 }
 
-/// Whether the process's group is orphaned: no member has a parent in another group of the same
-/// session. Terminals do not stop such groups.
+/// Whether the process's group is orphaned, that is, no member has a parent in another group of the
+/// same session. Terminals do not stop such groups.
 fn is_orphaned(process: &Process) -> bool {
     let group = process.group();
     let is_cared_for = |member: &Arc<Process>| {

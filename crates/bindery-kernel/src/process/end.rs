@@ -29,14 +29,14 @@ use super::{
 /// The time that the remaining processes have to end with the machine, in nanoseconds.
 const PATIENCE: u64 = 60 * time::SECOND;
 
-/// Ends the other threads of the running thread's process, and waits until they have ended.
+/// Ends the other threads of the running thread's process and waits until they have ended.
 ///
 /// # Errors
 /// If the running thread has to end itself.
 pub(super) fn end_other_threads() -> Result<(), super::Interrupted> {
     let this = scheduler::current_thread();
     if signal::must_end(&this) {
-        // Another thread has begun this already.
+        // Another thread has already begun this.
         return Err(super::Interrupted::Signal);
     }
     let process = &this.process;
@@ -74,7 +74,7 @@ const fn status_of(code: u64) -> u32 {
 pub(super) fn end_thread() -> ! {
     let thread = scheduler::current_thread();
     futex::thread_ends(&thread);
-    // From here on the thread waits for no silent device, as if it had been killed.
+    // From here on the thread does not wait for a silent device, as if it had been killed.
     thread.work.fetch_or(work::END, Ordering::Relaxed);
     files::give_up_silent(thread.id());
     let process = thread.process.clone();
@@ -82,7 +82,7 @@ pub(super) fn end_thread() -> ! {
     thread.set_files(None);
     let is_last = {
         let mut state = process.state.lock();
-        // In one step with the thread's removal: its time counts once.
+        // Done in one step with the thread's removal, so that its time counts once.
         state.ended_threads_time += thread.processor_time();
         state.ended_threads_faults = state.ended_threads_faults + thread.faults();
         state.threads.retain(|other| !Arc::ptr_eq(other, &thread));
@@ -121,8 +121,8 @@ fn end_process(process: &Arc<Process>) {
     // Pollers of a pidfd of the process have to see its end.
     files::changed();
     // In the middle of a call of another thread, folios are locked and slots busy, so not all
-    // invariants hold. One that waits for a userfaultfd is in the middle of none. The audit at the
-    // machine's end always comes.
+    // invariants hold. A thread that waits for a userfaultfd holds no such state. The audit at the
+    // machine's end always runs.
     let is_quiet = scheduler::yielded() + parking::parked() == 0;
     if options::CHECK_AT_EXIT.load(Ordering::Relaxed) && is_quiet {
         audit();
@@ -177,7 +177,8 @@ fn tell_parent(process: &Arc<Process>, status: u32) {
             bury(process);
         }
         let information = about_end(process, exit_signal, status);
-        // Standard signals always find room; a real-time one that finds none is lost, as on Linux.
+        // Standard signals always find room; a real-time signal that finds no room is lost, as on
+        // Linux.
         let _ = signal::send_information(&parent, None, information);
     }
     parent.children_changed.wake_all();
@@ -220,7 +221,8 @@ pub(super) fn bury_orphans() {
 /// The machine's exit status, once the first process has ended; `u32::MAX` before.
 static MACHINE_STATUS: AtomicU32 = AtomicU32::new(u32::MAX);
 
-/// The first process has ended: the machine ends with this status after its last thread.
+/// Called when the first process has ended. The machine ends with this status after its last
+/// thread.
 fn end_machine(status: u32) {
     let code = match status & 0x7f {
         0 => (status >> 8) as u8,
@@ -237,8 +239,8 @@ fn end_machine(status: u32) {
     MACHINE_STATUS.store(code.into(), Ordering::Relaxed);
 }
 
-/// Called by the idle loop. Ends the machine if it is due. Everything allocated after the boot must
-/// be free by then.
+/// Called by the idle loop. Ends the machine if its end is due. Everything allocated after the boot
+/// must be free by then.
 pub(super) fn end_machine_if_due() {
     let Ok(code) = u8::try_from(MACHINE_STATUS.load(Ordering::Relaxed)) else { return };
     if options::CHECK_AT_EXIT.load(Ordering::Relaxed) {
@@ -293,7 +295,7 @@ fn end_all_others() {
     }
 }
 
-/// Memory for audits, reserved at boot: an audit must not depend on free memory.
+/// Memory for audits, reserved at boot, because an audit must not depend on free memory.
 static SCRATCH: SleepingMutex<Option<Pages>> = SleepingMutex::new(None);
 
 /// Reserves memory for audits, if there are to be any.
@@ -308,7 +310,7 @@ pub fn prepare_audits() {
 /// Makes the core verify all its invariants.
 ///
 /// # Panics
-/// If one is broken.
+/// If an invariant is broken.
 pub fn audit() {
     let spaces: Vec<_> = table::spaces().collect();
     let spaces: Vec<_> = spaces.iter().map(|space| &**space).collect();
@@ -332,7 +334,7 @@ pub(super) fn reboot(first: u64, second: u64, command: u64, argument: u64) -> Ou
     }
     credentials().demand(Capability::Boot)?;
     match command as u32 {
-        // The setting of Ctrl-Alt-Del: the machine has no such key.
+        // The setting of Ctrl-Alt-Del has no effect, because the machine has no such key.
         0 | 0x89ab_cdef => Ok(0),
         command if ENDS.contains(&command) && provoke::loses_power() => {
             match argument {

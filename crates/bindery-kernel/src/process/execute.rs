@@ -1,7 +1,7 @@
 //! `execve`, and the first program.
 //!
-//! All steps that can fail come first: the new program has an address space of its own until the
-//! other threads have ended.
+//! All steps that can fail come first: the new program is loaded into an address space of its own
+//! before the other threads are ended.
 
 use alloc::sync::Arc;
 
@@ -31,10 +31,10 @@ const MAXIMUM_SCRIPTS: usize = 4;
 /// The maximum length of a script's first line, in bytes.
 const SCRIPT_LINE: usize = 256;
 
-/// Starts the first program. Never returns: the machine ends with it.
+/// Starts the first program. Never returns, because the machine ends with the program.
 ///
 /// # Panics
-/// If it cannot be started.
+/// If the program cannot be started.
 pub fn run_first() -> ! {
     let path = options::first_program();
     match first_process(&path) {
@@ -121,7 +121,7 @@ pub(super) fn execute(
         let name = base_name(&path).to_vec();
         let mut arguments = read_texts(arguments_at)?;
         if arguments.is_empty() {
-            // As on Linux: every program gets an argument 0.
+            // As on Linux, every program gets an argument 0.
             arguments.push(b"")?;
         }
         let environment = read_texts(environment_at)?;
@@ -212,8 +212,8 @@ fn become_program(
     let old = process.space.lock().replace(loaded.space);
     scheduler::reload_space();
     // Nothing sleeps from here until the process has the rights of its program. Otherwise:
-    // 1. A program of root, run by a user, has its memory, and still the user's rights.
-    // 2. Another process of the user writes to that memory (`process_vm_writev`).
+    // 1. A program of root that a user runs would have its new memory but still the user's rights.
+    // 2. Another process of the user could then write to that memory (`process_vm_writev`).
     let is_secure = loaded.who.is_secure();
     credentials::commit(loaded.who);
     process.set_dumpable(!is_secure);

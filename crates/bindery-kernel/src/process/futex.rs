@@ -2,8 +2,8 @@
 //!
 //! A word has the same key for all its users: the object and the offset in it for a shared mapping,
 //! otherwise the address space and the address. No thread is preempted in the kernel, so the check
-//! of the word and the sleep are atomic. A change of a word (`FUTEX_WAKE_OP`) may fault, and then
-//! checks the word again.
+//! of the word and the sleep are atomic. A change of a word (`FUTEX_WAKE_OP`) may fault; the word
+//! is then checked again.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
@@ -175,8 +175,8 @@ fn forget(waiter: &Arc<Waiter>) {
     }
 }
 
-/// Wakes up to `count`, but at least one, of the waiters whose mask shares a bit with `bits`.
-/// Returns their number.
+/// Wakes up to `count` waiters, but at least one, whose mask shares a bit with `bits`. Returns
+/// their number.
 fn wake(name: Name, count: i32, bits: u32) -> u64 {
     let mut woken = VecDeque::new();
     let mut waiters = WAITERS.lock();
@@ -216,8 +216,8 @@ fn requeue(from: Name, to: Name, count: usize) -> u64 {
     moved as u64
 }
 
-/// Changes the word as `FUTEX_WAKE_OP` specifies. Returns whether its old value satisfies the
-/// comparison.
+/// Changes the word as `FUTEX_WAKE_OP` specifies. Returns whether the word's old value satisfies
+/// the comparison.
 fn change(at: u64, encoded: u32) -> Result<bool, Errno> {
     let operation = encoded >> 28 & 7;
     let comparison = encoded >> 24 & 15;
@@ -244,7 +244,7 @@ fn change(at: u64, encoded: u32) -> Result<bool, Errno> {
             | FUTEX_OP_CMP_GE
     );
     if changed(0).is_none() || !compares {
-        // As on Linux, only after the word was read.
+        // As on Linux, the operation is checked only after the word was read.
         user::read::<u32>(at)?;
         return Err(Errno::ENOSYS);
     }
@@ -260,7 +260,7 @@ fn change(at: u64, encoded: u32) -> Result<bool, Errno> {
 }
 
 /// Handles the end of a thread, or its `exec`: marks its robust futexes, and clears the word that
-/// shows other threads that it lives.
+/// shows other threads that the thread exists.
 pub(super) fn thread_ends(thread: &Thread) {
     // A program that has corrupted its own list harms only itself.
     let _ = mark_robust_futexes(thread);
@@ -270,7 +270,7 @@ pub(super) fn thread_ends(thread: &Thread) {
     }
 }
 
-/// The maximum number of robust futexes that are visited: the list may be circular.
+/// The maximum number of robust futexes that are visited, since the list may be circular.
 const ROBUST_LIMIT: usize = 2048;
 
 fn mark_robust_futexes(thread: &Thread) -> Result<(), Errno> {

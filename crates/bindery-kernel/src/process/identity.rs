@@ -85,10 +85,11 @@ pub fn dying_space_behind(descriptor: i32) -> Result<Arc<Space>, Errno> {
     if all().iter().filter(has_it).any(goes_on) { Err(Errno::EINVAL) } else { Ok(space) }
 }
 
-/// The memory of the process of the thread with this number, for reads and writes.
+/// The memory of the process to which the thread with this number belongs, for reads and writes.
 ///
 /// # Errors
-/// `ESRCH` if there is none, or it has ended; `EPERM` if [`may_use_memory_of`] refuses.
+/// `ESRCH` if there is no such process, or if it has ended; `EPERM` if [`may_use_memory_of`]
+/// refuses.
 pub fn space_of(id: u32) -> Result<Arc<Space>, Errno> {
     let process = find(id).or_else(|| Some(table::find_thread(id)?.process.clone()));
     let process = process.ok_or(Errno::ESRCH)?;

@@ -34,7 +34,7 @@ pub fn begin(name: &[u8], entry: extern "C" fn() -> !) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The main function of such a thread: runs its work, and ends it.
+/// The main function of a kernel thread: runs the work and ends the thread.
 pub fn run(work: impl FnOnce()) -> ! {
     scheduler::finish_switch();
     work();

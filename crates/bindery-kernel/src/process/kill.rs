@@ -1,4 +1,5 @@
-//! The end of a process on request of another thread: its threads end on their way to the program.
+//! The end of a process on request of another thread. The process's threads end on their way to the
+//! program.
 
 use core::sync::atomic::Ordering;
 

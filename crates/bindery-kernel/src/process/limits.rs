@@ -38,7 +38,7 @@ const NONE: u64 = u64::MAX;
 const DESCRIPTORS: u64 = 4096;
 
 impl Default for Limits {
-    /// Linux's limits for the first process, without those of features that this kernel lacks.
+    /// Linux's limits for the first process, without the limits of features that this kernel lacks.
     fn default() -> Self {
         let mut limits = Self([Limit { current: NONE, maximum: NONE }; COUNT]);
         let both = |value| Limit { current: value, maximum: value };
@@ -93,7 +93,7 @@ pub fn descriptor_limit() -> u64 {
     scheduler::current().process.limit(RLIMIT_NOFILE).current.min(DESCRIPTORS)
 }
 
-/// The error of a write beyond the file size limit: the running thread gets `SIGXFSZ`, and `EFBIG`.
+/// The error of a write beyond the file size limit. The running thread gets `SIGXFSZ` and `EFBIG`.
 pub fn file_is_too_large() -> Errno {
     let thread = scheduler::current_thread();
     let information = Information::of_program(SIGXFSZ, code::USER);
@@ -103,7 +103,8 @@ pub fn file_is_too_large() -> Errno {
 
 /// `prlimit64(2)`: a resource and two addresses.
 pub(super) fn prlimit(id: u64, resource: u64, new: u64, old: u64) -> Outcome {
-    // Read first: during the copy the process may change to one that the caller has no rights to.
+    // Copied first, because during the copy the process may acquire credentials that the caller has
+    // no rights to.
     let new = if new == 0 { None } else { Some(user::read::<[u64; 2]>(new)?) };
     let process = by_id(id)?;
     check_peer(&process)?;
@@ -169,7 +170,7 @@ pub(super) fn usage(nanoseconds: u64, peak: u64, faults: Faults) -> [u64; 18] {
     let mut usage = [0; 18];
     usage[0] = nanoseconds / time::SECOND;
     usage[1] = nanoseconds % time::SECOND / 1000;
-    // In kilobytes.
+    // The peak in kilobytes.
     usage[4] = peak * 4;
     usage[8] = faults.minor;
     usage[9] = faults.major;

@@ -17,11 +17,11 @@ const NEVER: i32 = -1000;
 /// The adjustment of a process that is killed first.
 const FIRST: i32 = 1000;
 
-/// A process's rank when memory runs out. Children inherit it, and `execve` keeps it.
+/// A process's rank when memory runs out. Children inherit it, and `execve` preserves it.
 #[derive(Default)]
 pub(super) struct Standing {
     adjustment: AtomicI32,
-    /// The last value that a privileged thread set; others cannot go below it.
+    /// The last value that a privileged thread set; other threads cannot set a lower value.
     lowest: AtomicI32,
 }
 
@@ -38,12 +38,12 @@ impl Process {
         self.standing.adjustment.load(Ordering::Relaxed)
     }
 
-    /// Sets [`Process::kill_adjustment`] of this process and of all with the same memory, as Linux
-    /// does: killing only one of them frees nothing.
+    /// Sets [`Process::kill_adjustment`] of this process and of all processes with the same memory,
+    /// as Linux does, because killing only one of them frees nothing.
     ///
     /// # Errors
-    /// `EINVAL` outside -1000 to 1000; `EACCES` below the value that a privileged thread set last,
-    /// without `CAP_SYS_RESOURCE`.
+    /// `EINVAL` outside -1000 to 1000; `EACCES` without `CAP_SYS_RESOURCE`, below the value that a
+    /// privileged thread set last.
     pub fn set_kill_adjustment(&self, adjustment: i32) -> Result<(), Errno> {
         if !(NEVER..=FIRST).contains(&adjustment) {
             return Err(Errno::EINVAL);
@@ -99,9 +99,9 @@ pub fn free_kept() {
     kernel_map().purge();
 }
 
-/// Frees memory for a fault that found none: purges unmapped areas of the kernel, or if there are
-/// none, ends the process with the highest [`Process::badness`]. `true`: the running thread has to
-/// end itself.
+/// Frees memory for a fault that ran out of memory: purges unmapped areas of the kernel or, without
+/// such areas, ends the process with the highest [`Process::badness`]. `true` if the running thread
+/// has to end itself.
 pub fn memory_ran_out() -> bool {
     thread::free_spare_stacks();
     if kernel_map().freed_pages() > 0 {
@@ -123,23 +123,23 @@ pub fn memory_ran_out() -> bool {
         return true;
     }
     // The victim may wait for a lock of the running thread. So after a while the thread abandons
-    // the fault, and retries it from the beginning, with another victim.
+    // the fault and retries it from the beginning, with another victim.
     let patience = time::now() + time::SECOND;
     while space.strong_count() > 0 && !signal::must_end(&thread) {
         if time::now() > patience {
             *DYING.lock() = Weak::new();
             return true;
         }
-        // No interrupt arrives in the kernel, so sleepers whose time has come wake here.
+        // No interrupt arrives in the kernel, so expired sleepers are woken here.
         time::expired();
         scheduler::yield_now();
     }
     signal::must_end(&thread)
 }
 
-/// Waits for threads that yielded while they freed memory: reclaim, or the end of a process. A
-/// thread that finds no memory itself calls this too, and is not waited for: the last one
-/// continues.
+/// Waits for threads that yielded while they freed memory, by reclaim or by ending a process. A
+/// thread that finds no memory itself also calls this function; the others do not wait for it, so
+/// the last one continues.
 fn wait_for_interrupted(thread: &Thread) {
     let patience = time::now() + time::SECOND;
     while scheduler::yielded() > 0 && !signal::must_end(thread) && time::now() < patience {
@@ -148,9 +148,9 @@ fn wait_for_interrupted(thread: &Thread) {
     }
 }
 
-/// Ends the process with the highest badness, and all that share its memory, unless a process with
-/// memory is already ending and needs only the CPU. Returns that memory, which others may hold for
-/// a moment longer; `None` if no process may be killed.
+/// Ends the process with the highest badness, and all processes that share its memory, unless a
+/// process with memory is already ending and needs only the CPU. Returns that memory, which others
+/// may hold for a moment longer; `None` if no process may be killed.
 fn choose_and_kill() -> Weak<Space> {
     let living: Vec<_> =
         all().into_iter().filter(|process| process.try_space().is_some()).collect();
@@ -170,8 +170,8 @@ fn choose_and_kill() -> Weak<Space> {
     space
 }
 
-/// The process with the highest badness. If none may be killed, the first process, which ends the
-/// machine.
+/// The process with the highest badness. If no process may be killed, the first process, whose end
+/// stops the machine.
 fn worst(living: &[Arc<Process>]) -> Option<&Arc<Process>> {
     let total = memory_and_swap();
     let known = living.iter().filter_map(|process| Some((process.badness(total)?, process)));

@@ -34,9 +34,9 @@
 //! # No preemption
 //! The kernel is not preempted, so code between two sleeps is atomic. Each call of the core that
 //! allocates is a sleep, because reclaim yields the CPU; so is each copy to or from a program.
-//! `docs/kernel.md` lists the consequences for each part. The locks of this directory only prevent
-//! use by their own holder: none is held across a sleep, or while another function takes the same
-//! lock.
+//! `docs/kernel.md` lists the consequences for each part. The locks of this directory only guard
+//! against reentry by their own holder. No lock is held across a sleep, or while another function
+//! acquires the same lock.
 
 pub mod background;
 mod barriers;

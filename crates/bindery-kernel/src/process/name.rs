@@ -1,4 +1,4 @@
-//! Short names of threads (`comm`). The name of a process is that of its first thread.
+//! Short names of threads (`comm`). A process has the name of its first thread.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -25,12 +25,12 @@ pub(super) fn cut(name: &[u8]) -> ShortName {
 }
 
 impl Thread {
-    /// Its short name.
+    /// The thread's short name.
     pub(super) fn name(&self) -> ShortName {
         if self.is_first() { self.process.state.lock().name } else { *self.own_name.lock() }
     }
 
-    /// Changes its short name.
+    /// Changes the thread's short name.
     pub(super) fn set_name(&self, name: ShortName) {
         if self.is_first() {
             self.process.state.lock().name = name;
@@ -49,13 +49,13 @@ impl Process {
         self.threads().into_iter().find(|thread| thread.id() == id)
     }
 
-    /// The short name of one of its threads, without the zero. If the thread has ended, the first
-    /// thread's.
+    /// The short name of one of the process's threads, without the zero. If that thread has ended,
+    /// the first thread's name.
     pub fn name_of(&self, thread: u32) -> Vec<u8> {
         self.thread(thread).map_or_else(|| self.name(), |thread| text(thread.name()))
     }
 
-    /// Changes the short name of one of its threads; truncates it to 15 bytes.
+    /// Changes the short name of one of the process's threads, truncated to 15 bytes.
     ///
     /// # Errors
     /// `EINVAL` if the running thread belongs to another process; `ESRCH` if the thread has ended.

@@ -1,4 +1,4 @@
-//! Sleeps until a word of the kernel changes: queues by the word's address.
+//! Sleeps until a word of the kernel changes, with queues by the word's address.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -25,8 +25,8 @@ pub fn park(word: &AtomicU32, expected: u32) {
     });
 }
 
-/// As [`park`], for an access that waits for the handler of a userfaultfd. It holds nothing that a
-/// caller of [`parked`] could wait for.
+/// As [`park`], for an access that waits for the handler of a userfaultfd. Such a thread holds
+/// nothing that a caller of [`parked`] could wait for.
 pub fn park_for_handler(word: &AtomicU32, expected: u32) {
     sleep_on(word, expected, scheduler::sleep);
 }
@@ -48,7 +48,7 @@ fn sleep_on(word: &AtomicU32, expected: u32, sleep: impl FnOnce()) {
     change(|parked| parked.retain(|(_, parked)| !Arc::ptr_eq(parked, &thread)));
 }
 
-/// The number of threads in [`park`], including those that were woken and have not run yet.
+/// The number of threads in [`park`], including threads that were woken but have not run yet.
 pub fn parked() -> u32 {
     INSIDE.load(Ordering::Relaxed)
 }

@@ -1,6 +1,6 @@
 //! Loads an ELF program into an address space.
 //!
-//! Addresses are deliberately not randomized: the same program has the same addresses each time
+//! Addresses are deliberately not randomized, so the same program has the same addresses each time
 //! (Linux: `personality(ADDR_NO_RANDOMIZE)`).
 //!
 //! ```text
@@ -77,7 +77,7 @@ const STACK_END: u64 = EntryFormat::USER_END - ABOVE_STACK;
 pub(super) const SIGNAL_RETURN: u64 =
     if layout::SIGNAL_RETURN.is_some() { EntryFormat::USER_END - PAGE } else { 0 };
 
-/// The initially mapped size of the stack, besides the program's strings.
+/// The initially mapped size of the stack, in addition to the program's strings.
 const FIRST_STACK: u64 = 128 << 10;
 
 /// Strings, each with its zero byte.
@@ -110,8 +110,8 @@ impl Texts {
         self.count == 0
     }
 
-    /// The strings of `first`, then all of these except the first: the arguments of an interpreter
-    /// (`#!`).
+    /// The strings of `first`, then all of these strings except the first, which are the arguments
+    /// of an interpreter (`#!`).
     pub(super) fn behind(&self, first: &[&[u8]]) -> Result<Self, Errno> {
         let mut texts = Self::default();
         for text in first.iter().copied().chain(self.iter().skip(1)) {
@@ -160,7 +160,7 @@ fn refused(error: Error) -> Errno {
     Errno::from(error.errno(Operation::Mmap))
 }
 
-/// Loads a program into a new address space, with the settings of its caller's.
+/// Loads a program into a new address space, with the settings of the caller's address space.
 ///
 /// # Errors
 /// `ENOEXEC`, `E2BIG`, `ENOMEM`.
@@ -262,7 +262,7 @@ fn read_headers(
     let mut table = alloc::vec![0; size];
     read_exactly(program, header.e_phoff, &mut table)?;
     let segments: Vec<_> = SegmentTable::new(LittleEndian, Class::ELF64, &table).iter().collect();
-    // The kernel does not run programs that need a dynamic loader.
+    // The kernel does not run programs that require a dynamic loader.
     if segments.iter().any(|segment| segment.p_type == PT_INTERP) {
         return Err(Errno::ENOEXEC);
     }
@@ -274,8 +274,8 @@ fn read_exactly(program: &Program, offset: u64, into: &mut [u8]) -> Result<(), E
     if read == into.len() { Ok(()) } else { Err(Errno::ENOEXEC) }
 }
 
-/// The distance between the addresses in the file and those in memory: 0, or for a
-/// position-independent program that to its place.
+/// The distance between the addresses in the file and those in memory: 0, or the load address of a
+/// position-independent program.
 fn place(header: &FileHeader<LittleEndian>, segments: &[ProgramHeader]) -> Result<u64, Errno> {
     let loads = || segments.iter().filter(|segment| segment.p_type == PT_LOAD);
     let lowest = loads().map(|segment| segment.p_vaddr).min().ok_or(Errno::ENOEXEC)?;
@@ -297,7 +297,7 @@ fn place(header: &FileHeader<LittleEndian>, segments: &[ProgramHeader]) -> Resul
     Ok(base.wrapping_sub(lowest & !(PAGE - 1)))
 }
 
-/// The protection of the program's code: guarded if all of it has landing pads.
+/// The protection of the program's code: guarded if all its branch targets are landing pads.
 fn code_protection(program: &Program, segments: &[ProgramHeader]) -> Result<Protection, Errno> {
     let mut protection = Protection::EXECUTE;
     let note = segments.iter().find(|segment| segment.p_type == PT_GNU_PROPERTY);

@@ -1,5 +1,5 @@
-//! Deliberate defects of the kernel when the first program ends (`provoke=...`), to test its
-//! reports of them.
+//! Deliberate defects of the kernel when the first program ends (`provoke=...`), to test how it
+//! reports them.
 
 use core::hint::black_box;
 
@@ -19,8 +19,8 @@ pub fn as_asked() {
     }
 }
 
-/// Panics after the audit at the end of another process than the first (`provoke=audited`): a test
-/// thus knows that the audit ran.
+/// Panics after the audit at the end of any process except the first (`provoke=audited`), which
+/// proves to a test that the audit ran.
 pub fn after_an_audit(process: u32) {
     assert!(
         process == 1 || options::value("provoke") != Some("audited"),
@@ -35,7 +35,7 @@ fn run_over(depth: usize) -> usize {
     run_over(depth + 1) + black_box(frame)[0]
 }
 
-/// Reads freed memory that was never read before, so that no TLB has it.
+/// Reads freed memory that was never read before, so that no TLB holds a translation for it.
 fn use_after_free() {
     let Ok(mut pages) = Pages::new(4096, &VmallocOptions::default()) else { return };
     let at = pages.bytes().as_ptr();
@@ -44,9 +44,9 @@ fn use_after_free() {
     black_box(unsafe { at.read_volatile() });
 }
 
-/// Whether `reboot(2)` stops the machine at once, as if its power failed (`provoke=power-loss`): a
-/// test thus knows that nothing was stored afterwards. With an argument above 0 it returns, and
-/// something happens to pieces that the disk writes from then on ([`crate::disk::plan`]).
+/// Whether `reboot(2)` stops the machine at once, as if its power failed (`provoke=power-loss`), so
+/// that a test knows that nothing was stored afterwards. With an argument above 0, the call returns
+/// and plans faults for pieces that the disk writes from then on ([`crate::disk::plan`]).
 pub fn loses_power() -> bool {
     options::value("provoke") == Some("power-loss")
 }

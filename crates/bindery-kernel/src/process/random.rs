@@ -1,7 +1,7 @@
 //! Random numbers: ChaCha, seeded once from the CPU's own generator and the clocks.
 //!
-//! Deliberately, a machine under `-icount` with a fixed clock and a seeded generator has the same
-//! numbers each time.
+//! Deliberately, a machine under `-icount` with a fixed clock and a seeded generator yields the
+//! same numbers each time.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};

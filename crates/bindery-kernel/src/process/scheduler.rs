@@ -63,7 +63,7 @@ static FIRST_CPU: FirstCpu = FirstCpu(UnsafeCell::new(Running {
     idle: arch::Context::EMPTY,
 }));
 
-/// The running thread, valid until it yields the CPU for the last time.
+/// The running thread, valid until the thread yields the CPU for the last time.
 pub struct Current(&'static Thread, core::marker::PhantomData<*const ()>);
 
 impl Deref for Current {
@@ -88,7 +88,7 @@ pub fn current() -> Current {
     Current(unsafe { &*thread }, core::marker::PhantomData)
 }
 
-/// As [`current`], to keep.
+/// As [`current`], but as a handle that can be stored.
 pub fn current_thread() -> Arc<Thread> {
     let thread = current();
     // SAFETY: the pointer came from an `Arc` that lives (see `current`).
@@ -122,7 +122,7 @@ pub fn count_page_fault() {
     PAGE_FAULTS.store(PAGE_FAULTS.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }
 
-/// Nanoseconds since the thread got the CPU; 0 for one that does not have it.
+/// Nanoseconds since the thread got the CPU; 0 for a thread that does not have the CPU.
 pub(super) fn time_of_this_run(thread: &Thread) -> u64 {
     if ptr::eq(CURRENT.load(Ordering::Relaxed), thread) {
         time::now().saturating_sub(RUNS_SINCE.load(Ordering::Relaxed))
@@ -148,7 +148,7 @@ pub(super) fn is_running(process: &Process) -> bool {
 /// The address space whose tables are loaded: that of the running thread.
 #[inline]
 pub fn with_space<T>(use_it: impl FnOnce(&Space) -> T) -> T {
-    // SAFETY: see `FirstCpu`; the reference ends before anything else runs.
+    // SAFETY: see `FirstCpu`; the reference is not used once anything else runs.
     let space = match unsafe { &(*FIRST_CPU.0.get()).space } {
         Some(space) => Arc::as_ptr(space),
         None => panic!("no address space is loaded"),
@@ -169,14 +169,14 @@ impl Sleeper for Thread {
 pub fn wake(thread: &Arc<Thread>) {
     if thread.asleep.swap(false, Ordering::AcqRel) {
         READY.lock().push_back(thread.clone());
-        // The running thread was the only one: from now on it has time slices.
+        // The running thread was the only ready one; from now on it has time slices.
         if time::turn_ends().is_none() && is_in_thread() {
             time::set_turn_end(Some(time::now() + TURN));
         }
     }
 }
 
-/// Called by the timer's interrupt in a program: marks that the time slice is over.
+/// Called by the timer's interrupt in a program, to mark the time slice as over.
 pub fn tick() {
     if time::turn_ends().is_some_and(|at| at <= time::now()) {
         current().work.fetch_or(work::RESCHEDULE, Ordering::Relaxed);
@@ -184,8 +184,8 @@ pub fn tick() {
     }
 }
 
-/// Announces that the running thread is about to sleep: from here on [`wake`] has an effect.
-/// Followed by a last check of the condition, and by [`sleep`] or [`stay_awake`].
+/// Announces that the running thread is about to sleep, so that [`wake`] has an effect from here
+/// on. The caller then checks the condition once more and calls [`sleep`] or [`stay_awake`].
 pub fn prepare_to_sleep() {
     current().asleep.store(true, Ordering::Release);
 }
@@ -204,7 +204,7 @@ pub fn sleep() {
     switch();
 }
 
-/// Lets the other threads run first. Does nothing in the idle loop and at boot.
+/// Lets the other threads run first. No operation in the idle loop and at boot.
 pub fn yield_now() {
     if is_in_thread() && !READY.lock().is_empty() {
         let thread = current_thread();
@@ -213,7 +213,7 @@ pub fn yield_now() {
     }
 }
 
-/// Lets other threads run first if the time slice is over: called in the middle of long work of the
+/// Lets other threads run first if the time slice is over. Called in the middle of long work of the
 /// core. No interrupt arrives in the kernel, so due events are handled here.
 ///
 /// # Panics
@@ -230,7 +230,7 @@ pub fn yield_if_due() {
     time::expired();
     if time::turn_ends().is_some_and(|at| at <= time::now()) {
         if READY.lock().is_empty() {
-            // The waiting thread has already run: this one is the only one again.
+            // The waiting thread has already run, so this thread is again the only ready one.
             begin_turn();
         }
         YIELDED.fetch_add(1, Ordering::Relaxed);
@@ -239,21 +239,22 @@ pub fn yield_if_due() {
     }
 }
 
-/// The number of threads that have yielded the CPU in the middle of long work of the core: some of
+/// The number of threads that have yielded the CPU in the middle of long work of the core. Some of
 /// them may be about to free memory.
 pub fn yielded() -> u32 {
     YIELDED.load(Ordering::Relaxed)
 }
 
-/// Ends the running thread: it never runs again, and its last handle frees it. The caller must hold
-/// nothing that needs a drop.
+/// Ends the running thread, which never runs again. The last handle frees the thread. The caller
+/// must hold no value that needs to be dropped.
 pub fn exit() -> ! {
     current().asleep.store(true, Ordering::Release);
     switch();
     unreachable!("a thread that has ended was woken");
 }
 
-/// Reloads the tables of the running thread's process if they are not loaded: after `exec`.
+/// Reloads the tables of the running thread's process if they are not loaded, which is the case
+/// after `exec`.
 pub fn reload_space() {
     let space = current().process.space();
     load(Some(space));
@@ -300,7 +301,7 @@ pub fn idle(at_rest: fn()) -> ! {
     }
 }
 
-/// Runs the next thread. The running one is in the queue, asleep, or at its end.
+/// Runs the next thread. The running thread is in the queue, asleep, or at its end.
 fn switch() {
     let next = READY.lock().pop_front();
     let cpu = FIRST_CPU.0.get();
@@ -346,8 +347,8 @@ fn switch() {
     finish_switch();
 }
 
-/// Completes a switch, on the stack of the new thread: the previous thread may be dropped now. A
-/// new thread calls it from its first instruction in the kernel (`arch::prepare`).
+/// Completes a switch on the stack of the new thread. The previous thread may now be dropped. A new
+/// thread calls it from its first instruction in the kernel (`arch::prepare`).
 pub extern "C" fn finish_switch() {
     // SAFETY: see `FirstCpu`.
     let previous = unsafe { (*FIRST_CPU.0.get()).previous.take() };
@@ -364,7 +365,7 @@ fn begin_turn() {
 }
 
 /// # Safety
-/// 1. `thread` is the one that runs, about to stop.
+/// 1. `thread` is the running thread, which is about to stop.
 unsafe fn save(thread: &Thread) {
     thread.run_time.fetch_add(time_of_this_run(thread), Ordering::Relaxed);
     thread.faults_before.fetch_add(faults_of_this_run(thread), Ordering::Relaxed);
@@ -377,7 +378,7 @@ unsafe fn save(thread: &Thread) {
 }
 
 /// # Safety
-/// 1. `thread` is the one that runs next.
+/// 1. `thread` runs next.
 unsafe fn restore(thread: &Thread) {
     let saved: *mut Saved = thread.saved();
     // A thread that ends its process no longer has memory.

@@ -1,5 +1,5 @@
-//! Signals: sending, pending and blocked signals. Delivery is on the way back to the program
-//! ([`super::deliver`]).
+//! Signals: sending, pending and blocked signals. Signals are delivered on the way back to the
+//! program ([`super::deliver`]).
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -65,7 +65,7 @@ const DEFAULT_IGNORED: u64 = set_of(&[SIGCHLD, SIGCONT, SIGURG, SIGWINCH]);
 pub(super) const STOPPING: u64 = set_of(&[SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU]);
 /// The stop signals that a terminal sends.
 pub(super) const TERMINAL_STOPPING: u64 = STOPPING & !bit(SIGSTOP);
-/// Signals caused by an instruction of the thread itself: they are delivered first.
+/// Signals caused by an instruction of the thread itself, which are delivered first.
 const SYNCHRONOUS: u64 = set_of(&[SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGSYS]);
 
 /// The information of a signal: the beginning of `siginfo_t`.
@@ -90,7 +90,7 @@ impl Information {
         Self { signal, code, fields: [u64::from(sender) | u64::from(user) << 32, 0, 0, 0] }
     }
 
-    /// As programs see it.
+    /// The information as programs see it.
     pub(super) fn bytes(&self) -> [u8; 128] {
         let mut bytes = [0; 128];
         bytes[..4].copy_from_slice(&self.signal.to_le_bytes());
@@ -158,7 +158,7 @@ impl Pending {
 #[must_use]
 pub(super) enum Sent {
     Done,
-    /// As many wait as may.
+    /// The maximum number of signals is already pending.
     QueueFull,
 }
 
@@ -234,7 +234,7 @@ pub(super) struct Alternate {
 pub struct ThreadSignals {
     pub(super) blocked: u64,
     pub(super) pending: Pending,
-    /// The mask to restore, if a call has its own for its duration.
+    /// The mask to restore, if a call has set its own mask for its duration.
     pub(super) mask_after_call: Option<u64>,
     /// The signals for which `sigtimedwait` waits although they are blocked.
     pub(super) awaited: u64,
@@ -248,14 +248,14 @@ impl ThreadSignals {
     }
 }
 
-/// Turns an exception of the running thread into a signal, which it cannot block: if it blocks or
-/// ignores the signal, the process ends.
+/// Turns an exception of the running thread into a signal, which the thread cannot block. If the
+/// thread blocks or ignores the signal, the process ends.
 pub fn exception(signal: u32, code: i32, address: u64) {
     raise(Information { signal, code, fields: [address, 0, 0, 0] });
 }
 
-/// As [`exception`]: the running thread has accessed memory with a protection key that it has
-/// disabled.
+/// As [`exception`], for a running thread that has accessed memory with a protection key that it
+/// has disabled.
 pub fn key_violation(address: u64, key: ProtectionKey) {
     let fields = [address, 0, u64::from(key.number()), 0];
     raise(Information { signal: SIGSEGV, code: SEGV_PKUERR as i32, fields });
@@ -276,7 +276,7 @@ fn raise(information: Information) {
     thread.work.fetch_or(work::SIGNAL, Ordering::Relaxed);
 }
 
-/// Sends a signal of the kernel to a process (such as `SIGPIPE` to the running one).
+/// Sends a signal of the kernel to a process (such as `SIGPIPE` to the running process).
 pub fn send(process: &Arc<Process>, signal: u32) {
     // Standard signals always find room.
     let _ = send_information(process, None, Information::of_kernel(signal));
@@ -324,7 +324,8 @@ pub(super) fn send_information(
     sent
 }
 
-/// Makes the thread check its signals if it would handle one of these. Returns whether it would.
+/// Makes the thread check its signals if it would handle a signal of `set`. Returns whether it
+/// would.
 fn tell(thread: &Arc<Thread>, set: u64) -> bool {
     let signals = thread.signals.lock();
     let takes = set & (!signals.blocked | signals.awaited) != 0;
@@ -337,7 +338,7 @@ fn tell(thread: &Arc<Thread>, set: u64) -> bool {
 }
 
 /// Makes all threads check for signals pending for the process, after the notified thread has ended
-/// or has blocked them.
+/// or has blocked these signals.
 pub(super) fn tell_others(process: &Process) {
     let set = process.pending.lock().set;
     if set != 0 {
@@ -345,7 +346,7 @@ pub(super) fn tell_others(process: &Process) {
     }
 }
 
-/// Discards those of these signals that are pending for the process or its threads.
+/// Discards the signals of `set` that are pending for the process or its threads.
 pub(super) fn forget(process: &Process, set: u64) {
     process.pending.lock().remove(set);
     for thread in process.threads() {
@@ -365,7 +366,7 @@ pub fn is_waiting(thread: &Thread) -> bool {
     thread.work.load(Ordering::Relaxed) & (work::SIGNAL | work::END) != 0 && has_work(thread)
 }
 
-/// [`is_waiting`], for a thread with a note that says so.
+/// The slow part of [`is_waiting`], for a thread that is marked as having work.
 #[cold]
 #[inline(never)]
 fn has_work(thread: &Thread) -> bool {
@@ -379,9 +380,9 @@ pub(super) fn must_end(thread: &Thread) -> bool {
     thread.work.load(Ordering::Relaxed) & work::END != 0
 }
 
-/// Whether the thread is about to be killed: it has to end, or a pending signal ends its process
-/// (Linux: `fatal_signal_pending`). Nothing preempts the kernel, so this changes only before a
-/// call, or while the thread sleeps in it.
+/// Whether the thread is about to be killed: either it has to end, or a pending signal ends its
+/// process (Linux: `fatal_signal_pending`). Nothing preempts the kernel, so this changes only
+/// before a call, or while the thread sleeps in it.
 #[inline]
 pub fn is_fatal_waiting(thread: &Thread) -> bool {
     thread.work.load(Ordering::Relaxed) & (work::SIGNAL | work::END) != 0 && is_killed(thread)
@@ -419,7 +420,7 @@ pub(super) fn ends_by_default(signal: u32) -> bool {
     bit(signal) & (DEFAULT_IGNORED | STOPPING) == 0
 }
 
-/// Stops a process: its threads stop on their way back to the program.
+/// Stops a process. Its threads stop on their way back to the program.
 pub(super) fn stop_process(process: &Arc<Process>, signal: u32) {
     {
         let mut state = process.state.lock();

@@ -20,13 +20,13 @@ use super::{barriers, memory_shortage, parking, signal, timer};
 
 /// A process (Linux: a thread group).
 pub struct Process {
-    /// Its number (`getpid`).
+    /// The process's number (`getpid`).
     pub id: u32,
     /// The start time, in nanoseconds since power-on.
     pub start_time: u64,
     pub(super) space: Mutex<Option<Arc<Space>>>,
     pub(super) actions: Mutex<Arc<signal::Actions>>,
-    /// Signals that any of its threads may handle.
+    /// Signals that any thread of the process may handle.
     pub(super) pending: Mutex<signal::Pending>,
     pub(super) state: Mutex<State>,
     pub(super) facts: Mutex<ProgramFacts>,
@@ -36,16 +36,16 @@ pub struct Process {
     pub(super) processor_timers: Mutex<timer::ProcessorTimers>,
     /// The registrations for `membarrier`; processes that share the memory share them.
     pub(super) barriers: Mutex<barriers::Barriers>,
-    /// The credentials of its first thread.
+    /// The credentials of the process's first thread.
     pub(super) credentials: Mutex<Credentials>,
-    /// Whether others of the same user may inspect it (`PR_SET_DUMPABLE`).
+    /// Whether other processes of the same user may inspect this one (`PR_SET_DUMPABLE`).
     pub(super) dumpable: AtomicBool,
     /// Threads that wait for a child.
     pub(super) children_changed: WaitQueue,
-    /// Set when it no longer uses the memory that `vfork` lent it.
+    /// Set when the process no longer uses the memory that `vfork` lent it.
     pub(super) has_own_memory: AtomicBool,
-    /// Threads that wait for it to continue, to release the memory of `vfork`, or to become
-    /// single-threaded.
+    /// Threads that wait for the process to continue, to release the memory of `vfork`, or to
+    /// become single-threaded.
     pub(super) life_changed: WaitQueue,
 }
 
@@ -56,19 +56,20 @@ pub(super) struct State {
     pub(super) threads: Vec<Arc<Thread>>,
     pub(super) group: u32,
     pub(super) session: u32,
-    /// The short name of its first thread, which stays after that thread's end.
+    /// The short name of its first thread, which remains after that thread ends.
     pub(super) name: ShortName,
     /// The signal to its parent at its end; 0 for none.
     pub(super) exit_signal: u32,
-    /// The signal that it gets at its parent's end; 0 for none.
+    /// The signal sent to the process when its parent ends; 0 for none.
     pub(super) parent_end_signal: u32,
-    /// Its exit status in the format of `wait4`; set when the end begins.
+    /// The exit status in the format of `wait4`; set when the process begins to end.
     pub(super) status: Option<u32>,
-    /// The status with which its first thread ended: the process's, unless all end at once.
+    /// The status with which the first thread ended. It becomes the process's status, unless all
+    /// threads end at once.
     pub(super) first_thread_status: u32,
-    /// Whether only its status is left.
+    /// Whether only the process's status is left.
     pub(super) is_ended: bool,
-    /// The signal that has stopped it.
+    /// The signal that has stopped the process.
     pub(super) stopped: Option<u32>,
     /// A state change that `wait4` has not reported yet.
     pub(super) report: Option<Report>,
@@ -80,13 +81,12 @@ pub(super) struct State {
     pub(super) ended_threads_faults: Faults,
     /// CPU time of its ended threads, in nanoseconds.
     pub(super) ended_threads_time: u64,
-    /// The peak of resident pages in memory that it has left: by `execve`, or at its end.
+    /// The peak of resident pages in memory that the process has left, by `execve` or at its end.
     pub(super) left_memory_peak: u64,
-    /// The largest peak of resident pages among the children that were waited for, and their
-    /// children.
+    /// The largest peak of resident pages among the descendants that were waited for.
     pub(super) children_peak: u64,
     pub(super) has_executed: bool,
-    /// Whether its parent has ended, so that the first process became its parent.
+    /// Whether the process's parent has ended, so that the first process became its parent.
     pub(super) is_orphan: bool,
 }
 
@@ -98,55 +98,55 @@ pub(super) enum Report {
 }
 
 impl Process {
-    /// Its memory.
+    /// The process's memory.
     ///
     /// # Panics
-    /// If the process has ended; for another process there is [`Process::try_space`].
+    /// If the process has ended. For another process use [`Process::try_space`].
     pub fn space(&self) -> Arc<Space> {
         self.try_space().expect("a running process has memory")
     }
 
-    /// Its memory; `None` once it has ended.
+    /// The process's memory; `None` once the process has ended.
     pub fn try_space(&self) -> Option<Arc<Space>> {
         self.space.lock().clone()
     }
 
-    /// Its program.
+    /// The facts about the process's program.
     pub fn facts(&self) -> ProgramFacts {
         self.facts.lock().clone()
     }
 
-    /// Reads facts about its program without copying them.
+    /// Reads the facts about the process's program without copying them.
     pub fn with_facts<R>(&self, look: impl FnOnce(&ProgramFacts) -> R) -> R {
         look(&self.facts.lock())
     }
 
-    /// The short name (`comm`) of its first thread, without the zero.
+    /// The short name (`comm`) of the process's first thread, without the zero.
     pub fn name(&self) -> Vec<u8> {
         name::text(self.state.lock().name)
     }
 
-    /// Changes the short name of its first thread, which is cut to 15 bytes.
+    /// Changes the short name of the process's first thread; the name is cut to 15 bytes.
     pub fn set_name(&self, name: &[u8]) {
         self.state.lock().name = name::cut(name);
     }
 
-    /// Its parent's number; 0 for the first process.
+    /// The parent's number; 0 for the first process.
     pub fn parent_id(&self) -> u32 {
         self.parent().map_or(0, |parent| parent.id)
     }
 
-    /// The number of its group.
+    /// The number of the process's group.
     pub fn group(&self) -> u32 {
         self.state.lock().group
     }
 
-    /// The number of its session.
+    /// The number of the process's session.
     pub fn session(&self) -> u32 {
         self.state.lock().session
     }
 
-    /// Its state as `/proc/PID/stat` shows it: `R`, `S`, `T` or `Z`.
+    /// The process's state as `/proc/PID/stat` shows it: `R`, `S`, `T` or `Z`.
     pub fn letter(&self) -> char {
         let state = self.state.lock();
         let sleeps = |thread: &Arc<Thread>| thread.asleep.load(Ordering::Relaxed);
@@ -158,8 +158,8 @@ impl Process {
         }
     }
 
-    /// The state of one of its threads: `R`, `S`, or `D` during a wait in the core that a signal
-    /// may not end.
+    /// The state of one of the process's threads: `R`, `S`, or `D` during a wait in the core that a
+    /// signal may not end.
     pub fn letter_of(&self, id: u32) -> char {
         let letter = self.letter();
         let thread = {
@@ -178,7 +178,7 @@ impl Process {
         }
     }
 
-    /// The numbers of its threads.
+    /// The numbers of the process's threads.
     pub fn thread_ids(&self) -> Vec<u32> {
         self.state.lock().threads.iter().map(|thread| thread.id()).collect()
     }
@@ -210,14 +210,13 @@ impl Process {
         self.state.lock().children_faults
     }
 
-    /// The peak of resident pages in its memory, or in memory that it has left.
+    /// The peak of resident pages in the process's memory, or in memory that the process has left.
     pub fn peak(&self) -> u64 {
         let now = self.try_space().map_or(0, |space| space.resident_peak());
         self.state.lock().left_memory_peak.max(now)
     }
 
-    /// As [`Process::peak`], the largest among the children that were waited for and their
-    /// children.
+    /// As [`Process::peak`], the largest among the descendants that were waited for.
     pub fn children_peak(&self) -> u64 {
         self.state.lock().children_peak
     }
@@ -234,7 +233,7 @@ impl Process {
         self.limits.lock().get(resource)
     }
 
-    /// The credentials of its first thread, also after its end.
+    /// The credentials of the process's first thread, which remain valid after that thread ends.
     pub fn credentials(&self) -> Credentials {
         self.credentials.lock().clone()
     }
@@ -243,7 +242,7 @@ impl Process {
         *self.credentials.lock() = new;
     }
 
-    /// Whether others of the same user may inspect it.
+    /// Whether other processes of the same user may inspect this one.
     pub fn is_dumpable(&self) -> bool {
         self.dumpable.load(Ordering::Relaxed)
     }
@@ -269,7 +268,7 @@ impl Process {
         [self.pending.lock().set(), blocked, ignored, caught]
     }
 
-    /// Its first thread that has not ended.
+    /// The first of the process's threads that has not ended.
     pub fn first_thread(&self) -> Option<Arc<Thread>> {
         self.state.lock().threads.first().cloned()
     }

@@ -43,7 +43,7 @@ struct Table {
     last_id: u32,
 }
 
-/// New numbers are below this one.
+/// The number below which new numbers lie.
 pub fn maximum_id() -> u32 {
     MAXIMUM_ID.load(Ordering::Relaxed)
 }
@@ -53,13 +53,13 @@ pub fn set_maximum_id(maximum: u32) {
     MAXIMUM_ID.store(maximum, Ordering::Relaxed);
 }
 
-/// The process with this number, if it exists. A process that has ended exists until it was waited
+/// The process with this number, if it exists. A process that has ended exists until it is waited
 /// for.
 pub fn find(id: u32) -> Option<Arc<Process>> {
     TABLE.lock().processes.get(&id).cloned()
 }
 
-/// All processes, by rising number; those too that have ended and were not waited for.
+/// All processes, by rising number, including ended processes that were not waited for.
 pub fn all() -> Vec<Arc<Process>> {
     TABLE.lock().processes.values().cloned().collect()
 }
@@ -74,8 +74,8 @@ pub(super) fn find_thread(id: u32) -> Option<Arc<Thread>> {
     TABLE.lock().threads.get(&id)?.upgrade()
 }
 
-/// A reserved number, which counts towards the limits. By the time of its drop, the process or the
-/// thread is in the table, or was never created.
+/// A reserved number, which counts towards the limits. By the time the number is dropped, the
+/// process or the thread is in the table, or was never created.
 pub(super) struct Number(u32);
 
 impl Number {
@@ -161,8 +161,8 @@ fn add_space(space: &Arc<Space>) {
     table.spaces.push(Arc::downgrade(space));
 }
 
-/// All address spaces, each held for as long as the caller uses it: the memory of an ended process
-/// is free only when nothing holds its address space.
+/// All address spaces, each held while the caller uses it, so the memory of an ended process is
+/// freed only when nothing holds its address space.
 pub fn spaces() -> impl Iterator<Item = Arc<Space>> {
     let known = TABLE.lock().spaces.clone();
     known.into_iter().filter_map(|space| space.upgrade())

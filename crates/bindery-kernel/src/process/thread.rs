@@ -23,16 +23,16 @@ use super::state::Process;
 pub mod work {
     /// A signal may be waiting.
     pub const SIGNAL: u32 = 1 << 0;
-    /// Its turn is over.
+    /// The thread's time slice is over.
     pub const RESCHEDULE: u32 = 1 << 1;
-    /// It has to end.
+    /// The thread has to end.
     pub const END: u32 = 1 << 2;
 }
 
 /// The size of a kernel stack, in bytes.
 const STACK_SIZE: usize = 32 << 10;
 
-/// The number of stacks kept for reuse: a new thread often follows the end of another.
+/// The number of stacks kept for reuse, since a new thread often follows the end of another.
 const SPARES: usize = 4;
 
 static SPARE_STACKS: Mutex<[Option<Pages>; SPARES]> = Mutex::new([const { None }; SPARES]);
@@ -51,7 +51,7 @@ impl KernelStack {
         if let Some(stack) = SPARE_STACKS.lock().iter_mut().find_map(Option::take) {
             return Ok(Self(Some(stack)));
         }
-        // A fault on the stack would be handled on the stack.
+        // A fault on the stack would be handled on that same stack.
         let options = VmallocOptions { pauses: Pauses::Never, ..VmallocOptions::default() };
         Pages::new(STACK_SIZE, &options).map(|stack| Self(Some(stack)))
     }
@@ -77,7 +77,7 @@ pub(super) struct Saved {
     pub(super) thread_pointer: u64,
 }
 
-/// The files of a thread. The layer of files has their type, and casts to it without a check.
+/// The files of a thread. The file layer defines their type and casts to it without a check.
 ///
 /// # Safety
 /// 1. Exactly one type implements the trait.
@@ -86,38 +86,39 @@ pub unsafe trait ThreadFiles: Send + Sync {}
 /// A thread of a program.
 pub struct Thread {
     id: AtomicU32,
-    /// The process that it belongs to.
+    /// The process that the thread belongs to.
     pub process: Arc<Process>,
     /// Bits of [`work`].
     pub work: AtomicU32,
-    /// Its signals.
+    /// The thread's signals.
     pub signals: Mutex<ThreadSignals>,
-    /// Its descriptors and its directory, until it ends: usually shared with all threads of its
-    /// process.
+    /// The thread's descriptors and current directory, until it ends; usually shared with all
+    /// threads of its process.
     files: Mutex<Option<Arc<dyn ThreadFiles>>>,
     credentials: Mutex<Credentials>,
-    /// Its short name, unless it is the first thread: the process has that thread's name.
+    /// The thread's short name, unless it is the first thread, whose name the process holds.
     pub(super) own_name: Mutex<ShortName>,
-    /// The word that is zeroed, and whose futex is woken, when it ends; 0 for none.
+    /// The address of the word that is zeroed, and whose futex is woken, when the thread ends; 0
+    /// for none.
     pub clear_child_id: AtomicU64,
     /// The head of its list of robust futexes; 0 for none.
     pub robust_list: AtomicU64,
     /// The deadline of a call that is restarted after a signal without a handler; 0 for none.
     pub(super) deadline_of_restart: AtomicU64,
-    /// CPU time up to its last yield of the CPU, in nanoseconds.
+    /// CPU time up to the thread's last yield of the CPU, in nanoseconds.
     pub(super) run_time: AtomicU64,
-    /// Faults up to its last yield of the CPU.
+    /// Faults up to the thread's last yield of the CPU.
     pub(super) faults_before: AtomicU64,
     /// Faults with a read of content.
     pub major_faults: AtomicU64,
-    /// Whether it sleeps; owned by the scheduler.
+    /// Whether the thread sleeps; owned by the scheduler.
     pub(super) asleep: AtomicBool,
     stack: KernelStack,
     saved: UnsafeCell<Saved>,
 }
 
-// SAFETY: `saved` is touched only by the scheduler, while the thread does not run, or by the thread
-// itself about itself; all on one CPU, without preemption.
+// SAFETY: `saved` is touched only by the scheduler, while the thread does not run, or by the
+// running thread for itself; all accesses are on one CPU, without preemption.
 unsafe impl Send for Thread {}
 // SAFETY: as above.
 unsafe impl Sync for Thread {}
@@ -186,41 +187,42 @@ impl Thread {
         })
     }
 
-    /// Its number (`gettid`).
+    /// The thread's number (`gettid`).
     pub fn id(&self) -> u32 {
         self.id.load(Ordering::Relaxed)
     }
 
-    /// Its files; `None` once it has ended.
+    /// The thread's files; `None` once the thread has ended.
     pub fn files(&self) -> Option<Arc<dyn ThreadFiles>> {
         self.files.lock().clone()
     }
 
-    /// Calls an action with its files, or `None` once it has ended. They are locked: the action
-    /// must neither sleep nor drop a description.
+    /// Calls an action with the thread's files, or with `None` once the thread has ended. The files
+    /// are locked, so the action must neither sleep nor drop a description.
     #[inline]
     pub fn with_files<R>(&self, act: impl FnOnce(Option<&dyn ThreadFiles>) -> R) -> R {
         act(self.files.lock().as_deref())
     }
 
-    /// Replaces or removes its files. The old ones are closed unless another thread has them.
+    /// Replaces or removes the thread's files. The old files are closed unless another thread
+    /// shares them.
     pub fn set_files(&self, files: Option<Arc<dyn ThreadFiles>>) {
         let old = core::mem::replace(&mut *self.files.lock(), files);
         drop(old);
     }
 
-    /// Its credentials.
+    /// The thread's credentials.
     pub fn credentials(&self) -> Credentials {
         self.credentials.lock().clone()
     }
 
-    /// Replaces its credentials; returns the old ones.
+    /// Replaces the thread's credentials and returns the old ones.
     pub(super) fn replace_credentials(&self, new: Credentials) -> Credentials {
         core::mem::replace(&mut *self.credentials.lock(), new)
     }
 
-    /// Sets its number to that of its process: it is the only remaining thread, and runs a new
-    /// program.
+    /// Sets the thread's number to its process's number, because it is the only remaining thread
+    /// and runs a new program.
     pub(super) fn become_first(&self) {
         self.id.store(self.process.id, Ordering::Relaxed);
     }
@@ -230,7 +232,7 @@ impl Thread {
         self.run_time.load(Ordering::Relaxed) + scheduler::time_of_this_run(self)
     }
 
-    /// The number of its faults.
+    /// The number of the thread's faults.
     pub fn faults(&self) -> Faults {
         let all = self.faults_before.load(Ordering::Relaxed) + scheduler::faults_of_this_run(self);
         let major = self.major_faults.load(Ordering::Relaxed);
@@ -247,8 +249,8 @@ impl Thread {
     }
 
     /// # Panics
-    /// If an access at `address` faulted because the kernel stack has overflowed: a defect of the
-    /// kernel. Takes no lock, because the running thread may hold any.
+    /// If an access at `address` faulted because the kernel stack has overflowed, which is a defect
+    /// of the kernel. Takes no lock, because the running thread may hold any.
     pub fn check_stack(&self, address: u64) {
         let runs_over = self.stack.0.as_ref().is_some_and(|stack| stack.is_right_in_front(address));
         assert!(!runs_over, "the kernel stack of thread {} has run over", self.id());

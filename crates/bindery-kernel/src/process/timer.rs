@@ -1,7 +1,7 @@
 //! Clocks, sleeps, and timers that send signals.
 //!
-//! All CPU time of a thread counts as user time: a separate count for the kernel would need a read
-//! of the clock on each entry and exit.
+//! All CPU time of a thread counts as user time, because a separate count for the kernel would need
+//! a read of the clock on each entry and exit.
 
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
@@ -21,8 +21,8 @@ use crate::{heap, user};
 use super::signal::{self, Information, bit, code};
 use super::{Capability, Interrupted, Process, Thread, WaitQueue, find, scheduler, table};
 
-/// The deadline of a call that waits `timeout` nanoseconds, in [`time::now`]. For a restarted call
-/// it is the deadline of the first attempt.
+/// The deadline of a call that waits `timeout` nanoseconds, in [`time::now`]. A restarted call
+/// keeps the deadline of the first attempt.
 pub fn deadline_of_call(timeout: u64) -> u64 {
     match scheduler::current().deadline_of_restart.swap(0, Ordering::Relaxed) {
         0 => time::now().saturating_add(timeout),
@@ -170,8 +170,8 @@ fn sleep_until(deadline: u64) -> Result<u64, Interrupted> {
     }
 }
 
-/// The minimum interval of a timer, in ns: a timer must not expire again while the kernel still
-/// handles it.
+/// The minimum interval of a timer, in ns, because a timer must not expire again while the kernel
+/// still handles it.
 const SHORTEST: u64 = 100_000;
 
 /// A timer that sends a signal.
@@ -307,8 +307,7 @@ pub(super) fn alarm(seconds: u64) -> Outcome {
 /// The timers of `setitimer` that count a process's CPU time.
 #[derive(Default)]
 pub(super) struct ProcessorTimers {
-    /// The time of expiry of each, in the process's CPU time (0 if it is stopped), and its
-    /// interval.
+    /// Each timer's expiry in the process's CPU time (0 if the timer is stopped) and its interval.
     timers: [(u64, u64); 2],
     event: Option<EventId>,
 }
@@ -316,13 +315,13 @@ pub(super) struct ProcessorTimers {
 /// The signal of each.
 const PROCESSOR_SIGNALS: [u32; 2] = [SIGVTALRM, SIGPROF];
 
-/// Called when a thread is scheduled: the timers of its CPU time continue.
+/// Called when a thread is scheduled, to continue the timers of its process's CPU time.
 pub fn arrived() {
     look_at_processor_timers(&scheduler::current().process);
 }
 
-/// Sends the signals of expired timers. Runs again when the next one expires, if the process still
-/// runs.
+/// Sends the signals of expired timers. Runs again when the next timer expires, if the process
+/// still runs.
 fn look_at_processor_timers(process: &Arc<Process>) {
     let mut timers = process.processor_timers.lock();
     if let Some(event) = timers.event.take() {
@@ -449,7 +448,7 @@ pub(super) fn timer_create(clock_id: u64, event_at: u64, id_at: u64) -> Outcome 
         },
     );
     drop(timers);
-    // Last: during the copy, other threads of the process may create timers.
+    // Written last, because other threads of the process may create timers during the copy.
     user::write(id_at, &key).inspect_err(|_| _ = timer_delete(key as u64))?;
     Ok(0)
 }

@@ -14,7 +14,7 @@ use super::signal::{Information, code};
 use super::state::{Process, Report};
 use super::{end, limits, scheduler};
 
-/// Whose news are wanted.
+/// The children for whose state changes a call waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Whose {
     All,

@@ -27,8 +27,8 @@ impl WaitQueue {
         Self(Mutex::new(VecDeque::new()))
     }
 
-    /// Sleeps until `ready` returns a value. Calls it at once, and after every wake-up. It must not
-    /// sleep.
+    /// Sleeps until `ready` returns a value. Calls `ready` at once and after every wake-up. `ready`
+    /// must not sleep.
     ///
     /// # Errors
     /// As [`Interrupted`] says; `ready` was called once more before.
@@ -40,8 +40,8 @@ impl WaitQueue {
         self.wait_unless(deadline, signal::is_waiting, ready)
     }
 
-    /// As [`WaitQueue::wait`], but only the thread's own end interrupts it: for waits that a
-    /// program must not notice.
+    /// As [`WaitQueue::wait`], but only the thread's own end interrupts the wait. This is for waits
+    /// that a program must not notice.
     ///
     /// # Errors
     /// The end.

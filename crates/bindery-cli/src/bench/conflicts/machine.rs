@@ -1,4 +1,4 @@
-//! Builds the program of the operations and the plugin, and runs both under QEMU.
+//! Builds the plugin and the program of the operations, then runs both under QEMU.
 
 use std::fs;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub struct Outputs {
 /// Builds and runs.
 ///
 /// # Errors
-/// If QEMU or a compiler is missing, or a step failed.
+/// If QEMU or a compiler is missing, or if a step fails.
 pub fn run() -> Result<Outputs, Problem> {
     if !cfg!(target_arch = "x86_64") {
         return Err(Problem::Failed("`bench conflicts` runs only on x86-64 hosts".to_owned()));

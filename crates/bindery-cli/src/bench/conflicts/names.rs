@@ -14,14 +14,14 @@ type Reader<'p> = EndianSlice<'p, LittleEndian>;
 
 /// The source folder of the core, in the paths of its debug information.
 const CORE: &str = "crates/bindery/src/";
-/// The folder of its locks.
+/// The folder of the core's locks.
 const LOCKS: &str = "sync/";
 
 /// The names of one run of the program.
 pub struct Names<'p> {
     program: &'p Program,
     lines: Context<Reader<'p>>,
-    /// The difference between the addresses of the run and those of the file.
+    /// The difference between the addresses in the run and the addresses in the file.
     offset: u64,
     /// Names of instructions that were looked up.
     known: HashMap<u64, String>,
@@ -54,7 +54,7 @@ impl<'p> Names<'p> {
 
     /// The name of the data of a line of conflict.
     pub fn of_line(&mut self, line: &[Word]) -> String {
-        // Conflicting words explain the line's conflict; without one, all words do.
+        // Conflicting words explain the line's conflict; without such a word, all words do.
         let word = line.iter().find(|word| word.conflicts());
         let shared = word.unwrap_or(&line[0]);
         let region = self.program.region(shared.address);
@@ -75,8 +75,8 @@ impl<'p> Names<'p> {
         name
     }
 
-    /// Inlined functions, from the innermost outwards: the first function of the core, except
-    /// locks, because their callers are more informative.
+    /// Returns the innermost function of the core at `address`, inlined ones included. Functions of
+    /// locks are skipped, because their callers are more informative.
     fn look_up(&self, address: u64) -> Option<String> {
         let mut frames = self.lines.find_frames(address).skip_all_loads().ok()?;
         while let Some(frame) = frames.next().ok()? {

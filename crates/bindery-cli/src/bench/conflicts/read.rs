@@ -7,7 +7,7 @@ use std::str::SplitWhitespace;
 pub enum Sharing {
     /// The two operations are in one address space.
     Threads,
-    /// Each is in its own.
+    /// Each operation is in its own address space.
     Processes,
 }
 
@@ -16,7 +16,8 @@ pub enum Sharing {
 pub enum Grace {
     /// At once.
     Quiet,
-    /// After the next step of the other CPU, which counts as a reader until then.
+    /// A grace period ends after the next step of the other CPU, which counts as a reader until
+    /// then.
     Readers,
 }
 
@@ -31,17 +32,19 @@ pub struct Region {
 /// The program's output.
 #[derive(Debug)]
 pub struct Program {
-    /// The address of its function `main`.
+    /// The address of the program's function `main`.
     pub main: u64,
     pub regions: Vec<Region>,
-    /// Repetitions of each operation whose figures are not used, and those whose figures are.
+    /// The number of warm-up repetitions of each operation, whose figures are discarded, and of
+    /// measured repetitions.
     pub warm: usize,
     pub counted: usize,
     /// The operations in the order in which they ran.
     pub operations: Vec<(String, Sharing, Grace)>,
 }
 
-/// A word of 8 bytes in a line of conflict: the addresses of instructions, 0 if there is none.
+/// A word of 8 bytes in a line of conflict: for each operation, the addresses of instructions that
+/// accessed it, 0 for none.
 #[derive(Clone, Copy, Debug)]
 pub struct Word {
     pub address: u64,
@@ -169,15 +172,15 @@ fn hexadecimal(words: &mut SplitWhitespace<'_>) -> Option<u64> {
 }
 
 impl Word {
-    /// Whether both operations touch the word and one writes it. If no word of a line does so, only
-    /// the layout makes the line one of conflict.
+    /// Whether both operations touch the word and one of them writes it. If no word of a line
+    /// satisfies this, only the layout makes the line a line of conflict.
     pub fn conflicts(&self) -> bool {
         let [first, second] = self.sides;
         let touched = |side: Accesses| side.read != 0 || side.written != 0;
         (first.written != 0 && touched(second)) || (second.written != 0 && touched(first))
     }
 
-    /// An instruction that accessed the word: one that wrote it, if there is one.
+    /// An instruction that accessed the word, preferably one that wrote it.
     pub fn instruction(&self) -> u64 {
         let [first, second] = self.sides;
         [first.written, second.written, first.read, second.read]

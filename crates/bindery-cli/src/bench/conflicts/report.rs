@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use super::rows::{Data, Row};
 use crate::bench::report::table;
 
-/// Linux's lines and the targets: threads and processes of Linux 7.2 on two CPUs, then the
-/// project's targets. They were counted in the same way, with Linux's own system calls.
+/// The conflict lines of Linux 7.2 on two CPUs, with threads and with processes, then the project's
+/// target for each. Linux's lines were counted as ours are, with Linux's own system calls.
 const REFERENCES: [(&str, [Option<u32>; 4]); 30] = [
     ("first touch, own VMA", of(0, 0, 0, 0)),
     ("first touch, new table", of(1, 0, 0, 0)),
@@ -28,7 +28,7 @@ const REFERENCES: [(&str, [Option<u32>; 4]); 30] = [
     ("mmap, touch, munmap", of(14, 4, 10, 0)),
     ("mprotect", of(7, 0, 3, 0)),
     ("mremap", of(10, 0, 4, 0)),
-    // Two threads: Linux was counted with a second call that had nothing to do.
+    // For two threads, Linux was counted with a second call that had nothing to do.
     ("brk", [None, Some(0), None, Some(0)]),
     ("fork, nearly empty", [None, Some(94), None, Some(1)]),
     ("fork, 20 VMAs, 320 pages", [None, None, None, Some(1)]),
@@ -61,8 +61,8 @@ const HEADER: [&str; 10] = [
 /// The names of the settings: the columns that the comparison reads.
 const NAMES: [&str; 4] = ["threads", "processes", "threads with readers", "processes with readers"];
 
-/// The lines by which a row may exceed the committed table: the layout of records in memory decides
-/// about one. None where the table has 0.
+/// The number of lines by which a row may exceed the committed table, because the layout of records
+/// in memory can add one. Zero if the table has 0.
 fn allowance(committed: f64) -> f64 {
     if committed == 0.0 { 0.0 } else { (committed * 0.03).max(1.0) }
 }
@@ -98,8 +98,8 @@ pub fn data(title: &str, data: &Data) -> String {
     text
 }
 
-/// The rows that have more lines of conflict than the committed table allows, and those that only
-/// one of the tables has.
+/// The rows that have more lines of conflict than the committed table allows, and the rows that are
+/// in only one of the tables.
 pub fn grown(rows: &[Row], committed: &str) -> Vec<String> {
     let mut problems = Vec::new();
     for row in rows {
@@ -179,7 +179,7 @@ mod tests {
         ];
         let text = rows(&written);
         assert!(grown(&written, &text).is_empty(), "{text}");
-        // The other row of the table was not measured: one problem.
+        // The other row of the table was not measured, which is one problem.
         let within = row("brk", [Some(4.0), Some(0.0), Some(5.5), Some(0.0)]);
         assert_eq!(grown(&[within], &text).len(), 1);
         let beyond = row("brk", [Some(4.5), Some(0.5), Some(4.5), Some(0.0)]);

@@ -18,7 +18,8 @@ pub struct Row {
     pub operation: String,
     /// The median of the lines of conflict in each setting; `None` if the operation does not run.
     pub lines: [Option<f64>; 4],
-    /// The median of the atomic instructions of one operation, in the first setting it runs in.
+    /// The median of the atomic instructions of one operation, in the first setting in which it
+    /// runs.
     pub atomics: f64,
 }
 
@@ -28,7 +29,7 @@ pub type Data = BTreeMap<String, Vec<(String, f64)>>;
 /// The rows in the order in which the program ran the operations, and the data of one setting.
 ///
 /// # Errors
-/// If the plugin has not seen all repetitions, or none of the accesses of one.
+/// If the plugin has missed a repetition, or all accesses of one.
 pub fn rows(program: &Program, pairs: &[Pair]) -> Result<Vec<Row>, String> {
     let each = program.warm + program.counted;
     if pairs.len() != program.operations.len() * each {

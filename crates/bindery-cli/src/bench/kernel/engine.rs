@@ -39,7 +39,7 @@ impl<'m, A: Walk> Frames<'m, A> {
     /// Takes the frames of all lists.
     ///
     /// # Errors
-    /// If there are not enough.
+    /// If memory has too few frames.
     pub fn take(memory: &'m Memory<Machine<A>>, script: &Script) -> Result<Self, String> {
         let cannot = |error: KernelMapError| format!("frames for the lists: {error}");
         let owner = KernelMap::new(memory, arena::<A>()).map_err(cannot)?;
@@ -96,7 +96,7 @@ impl<'m, A: Walk> KernelEngine<'m, A> {
     /// A map without areas.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If the kernel map cannot be created.
     pub fn new(
         memory: &'m Memory<Machine<A>>,
         frames: &'m Frames<'m, A>,

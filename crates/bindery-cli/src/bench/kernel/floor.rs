@@ -6,7 +6,7 @@
 //! - Protect: entries are written once; those in contiguous runs twice, since architectures require
 //!   break-before-make of a block. One invalidation for each area.
 //! - Unmap: entries are cleared once, for walkers of the tables in software; one invalidation for
-//!   all areas. The removal of tables is housekeeping, and not counted.
+//!   all areas. The removal of tables is housekeeping and not counted.
 
 use bindery::Pieces;
 use bindery::addr::PAGE_SIZE;
@@ -78,7 +78,7 @@ fn largest_leaf(area: Area, geometry: Geometry) -> u8 {
     }
 }
 
-/// Bytes of a contiguous run of leaves at `level`; 0 if an area has none.
+/// Bytes of a contiguous run of leaves at `level`; 0 if an area has no such run.
 fn block(area: Area, level: u8, geometry: Geometry) -> u64 {
     let base = largest_leaf(area, geometry) == 1;
     if base || level > geometry.largest_block {
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn areas_of_base_pages_lie_close_together() {
-        // 32 times 257 pages are 17 tables, of one table above them.
+        // 32 times 257 pages take 17 tables and one table above them.
         let base = Source::New(Pieces::Base);
         assert_eq!(of(Operation::Map, MIB, base, X86_64), (8_192, 18, 0));
         assert_eq!(of(Operation::Map, MIB, base, SV39), (8_192, 17, 32));

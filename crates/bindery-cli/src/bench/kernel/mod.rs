@@ -29,8 +29,8 @@ pub use script::script;
 /// The reason why Linux has no figures.
 pub const NO_LINUX: &str = "none: kernel-internal";
 
-/// Bytes of areas that share a purge: the limit at which a map of the engine purges by itself if
-/// the machine has 2 GiB or more.
+/// Bytes of areas that share a purge. At this limit a map of the engine purges by itself if the
+/// machine has 2 GiB or more.
 const PURGED_TOGETHER: u64 = 32 << 20;
 
 /// One call to a kernel map, made for several areas of one kind in a row.
@@ -45,7 +45,7 @@ pub struct KernelCall {
 pub enum Operation {
     /// Create them.
     Map,
-    /// Make their memory read-only.
+    /// Make the areas' memory read-only.
     Protect,
     /// Free them.
     Unmap,
@@ -77,7 +77,7 @@ impl KernelCall {
         (PURGED_TOGETHER / self.area.bytes).max(1)
     }
 
-    /// Its name in error messages.
+    /// The call's name in error messages.
     pub fn name(self) -> &'static str {
         match (self.operation, self.area.source) {
             (Operation::Map, Source::Device(_)) => "ioremap",
@@ -94,7 +94,7 @@ impl KernelCall {
 
 impl Area {
     /// Blocks of 2^`order` pages of consecutive memory, by their position in a range of memory:
-    /// neighbors are swapped, so that none continues the one before.
+    /// neighbors are swapped, so that no block continues the previous one.
     ///
     /// ```text
     /// the list   | 1 | 0 | 3 | 2 | 5 | 4 | ...

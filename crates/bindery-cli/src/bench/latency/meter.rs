@@ -1,4 +1,4 @@
-//! Makes calls in a row, and measures the longest section of each.
+//! Makes calls in a row and measures the longest section of each.
 
 use std::fmt::Display;
 
@@ -17,11 +17,11 @@ pub struct Bounds {
     pub tables_marked: u64,
     /// Bytes zeroed or copied.
     pub bytes: u64,
-    /// Entries examined while a lock of the reverse map was held, and VMAs on the way to them.
+    /// Entries examined while a reverse-map lock was held, plus the VMAs on the way to them.
     pub reverse_map_entries: u64,
 }
 
-/// A walk of the reverse map counts the VMAs that it visits besides the entries of each.
+/// A walk of the reverse map counts the VMAs that it visits in addition to the entries of each VMA.
 const VMAS_OF_A_WALK: u64 = 128;
 
 /// The bounds that every call keeps.
@@ -62,7 +62,7 @@ pub struct Meter<'m, A: Walk> {
 }
 
 impl<A: Walk> Meter<'_, A> {
-    /// Makes a call, and records the longest of its sections.
+    /// Makes a call and records the longest of its sections.
     ///
     /// # Errors
     /// The call's error, with its name.

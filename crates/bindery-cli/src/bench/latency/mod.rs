@@ -68,8 +68,8 @@ pub struct Arguments {
     quick: bool,
 }
 
-/// One of each table format: others differ only in their number of levels, and the whole core is
-/// compiled once more for each.
+/// Accepts one architecture of each table format. Others differ only in their number of levels, and
+/// the whole core is compiled once more for each.
 fn parse_architecture(name: &str) -> Result<ArchitectureName, String> {
     match name.parse() {
         Ok(

@@ -16,7 +16,7 @@ use bindery_cli::measured::Measured;
 /// An address space on the measured machine.
 pub type Space<'m, A> = AddressSpace<'m, Measured<A>>;
 
-/// The address of the measured mappings: a multiple of all spans but those of the root.
+/// The address of the measured mappings, a multiple of all spans except the root's.
 pub const AT: u64 = GIB;
 /// The span of one entry of level 2.
 const TABLE: u64 = 2 * MIB;
@@ -67,7 +67,7 @@ impl Shape {
         if let Self::Dense { order, .. } = self { order } else { 0 }
     }
 
-    /// Maps it, and touches its pages.
+    /// Maps the shape and touches its pages.
     fn make<A: Walk>(self, space: &Space<'_, A>) -> Result<VirtRange, String> {
         let range = self.range();
         use_order(space, self.order());
@@ -130,7 +130,7 @@ pub fn new_space<'m, A: Walk>(meter: &Meter<'m, A>) -> Result<Space<'m, A>, Stri
 struct Call<A: Walk> {
     name: &'static str,
     make: fn(&Space<'_, A>, VirtRange) -> Result<(), Error>,
-    /// Whether it would need a page for each missing one.
+    /// Whether the call would have to allocate a page for each missing one.
     fills: bool,
 }
 
@@ -156,7 +156,8 @@ macro_rules! advice {
 }
 
 fn moved<A: Walk>(space: &Space<'_, A>, range: VirtRange, off: u64) -> Result<(), Error> {
-    // After a gap, and congruent modulo the largest span that the range covers.
+    // The target follows after a gap, at an address congruent modulo the largest span that the
+    // range covers.
     let to = VirtAddr((range.end().0 + range.len()).next_multiple_of(GIB) + off);
     space.mremap(range.start(), range.len(), range.len(), Remap::To(to)).map(|_| ())
 }

@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use crate::size::GIB;
 
-/// Makes calls among this number of mappings, on a machine of this size: returns the name of each
-/// kind of call, and its cost.
+/// Makes calls among a number of mappings on a machine of the given size. Returns the name and the
+/// cost of each kind of call.
 pub type Scene = fn(u64, u64) -> Result<Vec<(&'static str, Sample)>, String>;
 
 /// Loads and stores.
@@ -21,9 +21,9 @@ pub const READ_WRITE: Protection = Protection::READ.union(Protection::WRITE);
 pub struct Sample {
     /// The number of mappings.
     pub mappings: u64,
-    /// The number of calls; for a call that visits all mappings, their number.
+    /// The number of calls, or the number of mappings if one call visits all of them.
     pub calls: u64,
-    /// Nodes visited, in the index of mappings and those of the object.
+    /// Nodes visited in the index of mappings and in the trees of the object.
     pub steps: u64,
     /// Entries of page tables that were read or written.
     pub entries: u64,
@@ -51,7 +51,7 @@ pub fn memory<A: Walk>(bytes: u64) -> Result<Memory<Machine<A>>, String> {
     Ok(memory)
 }
 
-/// An address space with room for `mappings`, and two more.
+/// An address space with room for two more mappings than `mappings`.
 pub fn space<A: Walk>(
     memory: &Memory<Machine<A>>,
     mappings: u64,
@@ -68,7 +68,7 @@ pub fn at(number: u64) -> VirtAddr {
 
 /// The numbers below `count`, a power of ten, in a scattered order.
 pub fn numbers(count: u64) -> impl Iterator<Item = u64> {
-    // Odd, and not a multiple of five: each number occurs once.
+    // The factor is odd and not a multiple of five, so each number occurs once.
     (0..count).map(move |number| number * 61_803_398_877 % count)
 }
 
@@ -85,7 +85,7 @@ impl<A: Walk> Fixture<'_, '_, A> {
         self.space.mappings_looked_at() + objects
     }
 
-    /// Forks, which visits `mappings` mappings: returns the cost, including the child's steps.
+    /// Forks, which visits `mappings` mappings. Returns the cost, including the child's steps.
     pub fn measure_fork(&self, mappings: u64) -> Result<Sample, String> {
         let mut child = None;
         let mut fork = self.measure(mappings, || {
@@ -96,7 +96,7 @@ impl<A: Walk> Fixture<'_, '_, A> {
         Ok(fork)
     }
 
-    /// Makes `calls` calls: returns their cost.
+    /// Makes `calls` calls and returns their cost.
     pub fn measure(
         &self,
         calls: u64,

@@ -85,11 +85,11 @@ struct Row {
     scene: &'static str,
     call: &'static str,
     samples: Vec<Sample>,
-    /// Steps of a call among the most mappings, divided by those among the fewest.
+    /// The steps of a call among the most mappings, divided by the steps among the fewest.
     growth: f64,
     /// The growth of a logarithm.
     logarithm: f64,
-    /// Whether `growth` is at most twice that.
+    /// Whether `growth` is at most twice the growth of a logarithm.
     logarithmic: bool,
 }
 
@@ -167,7 +167,7 @@ impl Row {
 
     fn add(&mut self, sample: Sample) {
         let first = &self.samples[0];
-        // A call that takes hardly a step among few mappings may take some among many.
+        // A call that takes almost no steps among few mappings may take a few among many.
         self.growth = sample.steps_of_one().max(8.0) / first.steps_of_one().max(8.0);
         self.logarithm = (sample.mappings as f64).ln() / (first.mappings as f64).ln();
         self.logarithmic = self.growth <= 2.0 * self.logarithm;

@@ -9,8 +9,8 @@ use bindery_hosted::{Machine, MemoryFiles, Walk};
 
 use super::fixture::{self, Fixture, READ_WRITE, Sample, at, numbers};
 
-/// Maps the first page of an object `count` times, and makes each kind of call; then every second
-/// page of a file, which is synced.
+/// Maps the first page of an object `count` times and makes each kind of call. Then maps every
+/// second page of a file and syncs the file.
 pub fn measure<A: Walk>(count: u64, bytes: u64) -> Result<Vec<(&'static str, Sample)>, String> {
     let memory = fixture::memory::<A>(bytes)?;
     let failed = |error: Error| format!("among {count} mappings: {error}");

@@ -6,7 +6,7 @@ use bindery_hosted::Walk;
 
 use super::fixture::{self, Fixture, READ_WRITE, Sample, at, numbers};
 
-/// Maps `count` separate pages, and makes each kind of call.
+/// Maps `count` separate pages and makes each kind of call.
 pub fn measure<A: Walk>(count: u64, bytes: u64) -> Result<Vec<(&'static str, Sample)>, String> {
     let memory = fixture::memory::<A>(bytes)?;
     let space = fixture::space(&memory, count)?;

@@ -1,33 +1,33 @@
-//! A model of any number of CPUs: the time of an operation on one CPU, the cache lines that it
-//! exchanges, and the wait for the lock that it holds longest.
+//! A model of any number of CPUs: it combines the time of an operation on one CPU, the cache lines
+//! that the operation exchanges, and the wait for the lock that the operation holds longest.
 //!
-//! The CPUs form a closed queueing network. Each works alone for a while, then queues at one
-//! station: the lock, where it stays for the hold and the lines that the hold fetches. Without a
-//! common lock each line is a station of its own. Mean value analysis computes the rate of a number
-//! of CPUs from that of one CPU less (Reiser and Lavenberg, *Mean-Value Analysis of Closed
-//! Multichain Queuing Networks*, JACM 27, 1980). It is exact for holds of random length; for
-//! constant ones its wait is too long by less than a hold.
+//! The CPUs form a closed queueing network. Each CPU works independently for a while, then queues
+//! at one station, the lock, which serves it for the hold and the lines that the hold fetches.
+//! Without a common lock each line is a station of its own. Mean value analysis computes the rate
+//! of N CPUs from the rate of one CPU fewer (Reiser and Lavenberg, *Mean-Value Analysis of Closed
+//! Multichain Queuing Networks*, JACM 27, 1980). The analysis is exact for holds of random length;
+//! for constant holds it overestimates the wait by less than one hold.
 //!
-//! Two CPUs of a host are seldom twice as fast as one: they share its clock, its caches and its
-//! memory. The control, a memory for each CPU, has measured that. Its slowdown lengthens the work
-//! of each CPU and the hold. No machine with more CPUs was measured, so there the host is taken to
-//! have room.
+//! Two CPUs of a host are seldom twice as fast as one, because they share the host's clock, caches
+//! and memory. The control, with a separate memory for each CPU, measures this effect. Its slowdown
+//! lengthens the work of each CPU and the hold. No machine with more CPUs was measured, so the
+//! model assumes a host with enough capacity for them.
 
 /// An operation, in the form that the model needs. All times are nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
-    /// Its time on one CPU.
+    /// The operation's time on one CPU.
     pub alone: f64,
-    /// The lines that it exchanges with another CPU.
+    /// The lines that the operation exchanges with another CPU.
     pub lines: f64,
     /// The cost of each.
     pub line: f64,
-    /// The time for which it holds the common lock that it holds longest; 0 without one.
+    /// The hold time of the common lock that the operation holds longest; 0 without a common lock.
     pub hold: f64,
 }
 
-/// The part of the speed of one CPU that each of several has if they share nothing: 1 on a host
-/// with room for all.
+/// The fraction of one CPU's speed that each of several CPUs reaches if they share nothing: 1 on a
+/// host with enough capacity for all.
 #[derive(Clone, Copy, Debug)]
 pub struct HostSpeed(pub f64);
 
@@ -48,18 +48,18 @@ pub enum Limit {
 }
 
 impl Operation {
-    /// A lock that is held for less than a line costs is a line.
+    /// A lock held for less than the cost of a line counts as a line.
     fn has_lock(&self) -> bool {
         self.hold > self.line
     }
 
-    /// The lines that it exchanges. The word of a common lock is one of them, also where the lines
-    /// were counted for smaller mappings, which did not take the lock.
+    /// The lines that the operation exchanges. The word of a common lock is one of them, even if
+    /// the lines were counted for smaller mappings, which did not acquire the lock.
     fn exchanged(&self) -> f64 {
         if self.has_lock() { self.lines.max(1.0) } else { self.lines }
     }
 
-    /// The time of its hold, measured on one CPU: at most that of the operation.
+    /// The hold time, measured on one CPU; at most the time of the operation.
     fn hold(&self) -> f64 {
         self.hold.min(self.alone)
     }
@@ -92,8 +92,8 @@ impl Operation {
         if self.lines == 0.0 && !self.has_lock() {
             return f64::from(cpus) * host.0;
         }
-        // The queue that an operation finds at each station: that of one CPU less. A single CPU
-        // keeps the lines, so it pays for none, but its queue is that of the network.
+        // The queue that an operation finds at each station is the queue with one CPU fewer. A
+        // single CPU retains the lines and so pays for none, but its queue is the network's.
         let (mut queue, mut rate) = (0.0, 0.0);
         for cpus in 1..=cpus {
             let stay = self.demand(host) * (1.0 + queue);
@@ -103,7 +103,8 @@ impl Operation {
         rate * self.alone
     }
 
-    /// The station that limits the rate, and the CPUs at which it would be busy all the time.
+    /// The station that limits the rate, and the number of CPUs at which the station would be busy
+    /// all the time.
     pub fn limit(&self) -> Limit {
         let demand = self.demand(HostSpeed::FULL);
         let cpus = (self.apart(HostSpeed::FULL) + self.stations() * demand) / demand;
@@ -136,7 +137,7 @@ mod tests {
     #[test]
     fn one_global_lock_serves_one_cpu() {
         let operation = Operation { hold: 100.0, lines: 5.0, ..NOTHING_SHARED };
-        // Each of two CPUs waits for the other, and fetches five lines of 20 ns.
+        // Each of two CPUs waits for the other and fetches five lines of 20 ns.
         assert!(
             is_near(operation.speedup(2, HostSpeed::FULL), 0.5),
             "{}",
@@ -150,7 +151,7 @@ mod tests {
     fn a_short_hold_limits_many_cpus_only() {
         let operation = Operation { hold: 40.0, lines: 0.0, alone: 4_000.0, line: 10.0 };
         assert!(operation.speedup(2, HostSpeed::FULL) > 1.95);
-        // The hold, and the line of the lock's word.
+        // The hold, plus the line of the lock's word.
         let most = 4_000.0 / 50.0;
         assert!(
             operation.speedup(384, HostSpeed::FULL) <= most
@@ -168,7 +169,7 @@ mod tests {
                 && operation.speedup(384, HostSpeed::FULL) > 4.95
         );
         assert_eq!(operation.limit(), Limit::Line(6.0));
-        // Two CPUs: 120 ns for each operation, and sometimes a wait for the other's line.
+        // Two CPUs: 120 ns per operation, plus an occasional wait for a line of the other CPU.
         let both = operation.speedup(2, HostSpeed::FULL);
         assert!(both < 2.0 * 100.0 / 120.0 && both > 1.6, "{both}");
     }

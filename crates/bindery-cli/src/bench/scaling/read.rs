@@ -39,7 +39,7 @@ pub struct Hold {
 /// All figures of one run.
 #[derive(Default, Debug)]
 pub struct Figures {
-    /// Nanoseconds that a write costs more if another CPU writes the line as well.
+    /// The extra nanoseconds of a write if another CPU also writes the line.
     pub line: Option<f64>,
     pub rates: Vec<Rate>,
     pub holds: Vec<Hold>,
@@ -49,7 +49,7 @@ impl Figures {
     /// Reads the standard output of the program.
     ///
     /// # Errors
-    /// The first line that is not understood.
+    /// An error that names the first unreadable line.
     pub fn read(text: &str) -> Result<Self, String> {
         let mut figures = Self::default();
         for line in text.lines() {
@@ -85,7 +85,8 @@ impl Figures {
         Some(())
     }
 
-    /// The rate of an operation; `None` if it was not measured, or each sample had a preemption.
+    /// The rate of an operation; `None` if it was not measured, or if a thread was preempted in
+    /// each sample.
     pub fn rate(&self, operation: &str, sharing: Sharing, cpus: u16) -> Option<f64> {
         let rate = self.rates.iter().find(|rate| {
             (&*rate.operation, rate.sharing, rate.cpus) == (operation, sharing, cpus)
@@ -117,7 +118,7 @@ impl Sharing {
         }
     }
 
-    /// Its name in tables.
+    /// The setting's name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Threads => "threads",

@@ -22,7 +22,7 @@ these only: the model knows neither sockets nor memory channels. The limit is th
 be busy all the time, and from how many CPUs on.
 ";
 
-/// Rates on `cpus` CPUs beside those on one.
+/// Rates on `cpus` CPUs next to the rates on one.
 pub fn rates(cpus: u16, core: &Figures, linux: Option<&Figures>) -> String {
     let speedup = format!("speedup of {cpus}");
     let header = [
@@ -63,8 +63,8 @@ pub fn rates(cpus: u16, core: &Figures, linux: Option<&Figures>) -> String {
     format!("{}\n", table.trim_fmt())
 }
 
-/// The model compared with the measurement on two CPUs, and its prediction for more. `lines_of` has
-/// the lines of a row of conflicts.
+/// The model compared with the measurement on two CPUs, and its prediction for more. `lines_of`
+/// returns the lines of a row of conflicts.
 pub fn model(core: &Figures, lines_of: impl Fn(&str) -> Option<[Option<f64>; 2]>) -> String {
     let Some(line) = core.line else {
         return "No model: it needs the cost of a line between two CPUs\n".to_owned();
@@ -166,8 +166,8 @@ mod tests {
     fn the_model_stands_beside_the_measurement() {
         let core = Figures::read(TEXT).unwrap();
         let text = model(&core, |_| Some([Some(3.0), Some(0.0)]));
-        // 500 ns apart and 500 in the lock, each 625 on a host that makes 1.6 of two CPUs; then 60
-        // ns for the lines.
+        // 500 ns outside and 500 ns inside the lock, each 625 ns on a host whose two CPUs work like
+        // 1.6; then 60 ns for the lines.
         let cells = row(&text, "mprotect");
         assert_eq!(cells[..5], ["mprotect", "threads", "1000", "3.0", "500"]);
         assert_eq!(cells[6..8], ["0.80", "!"], "the model says {}", cells[5]);

@@ -5,13 +5,13 @@ use super::read::Sharing;
 /// An operation whose lines of conflict `bindery bench conflicts` counts.
 pub struct Modelled {
     pub operation: &'static str,
-    /// The rows of that table that it consists of, with their repetitions.
+    /// The rows of that table that make up the operation, with their repetitions.
     pub rows: &'static [(&'static str, f64)],
-    /// The part of the control that is wanted: threads, processes.
+    /// The target as a fraction of the control: threads, processes.
     pub targets: [Option<f64>; 2],
 }
 
-/// Pages of a sample of `page_fault1`, each with a part of the one mmap and munmap.
+/// Pages of a sample of `page_fault1`, which share the cost of one mmap and one munmap.
 const PAGES: f64 = 256.0;
 
 /// In the order of the program.
@@ -78,7 +78,7 @@ pub const MODELLED: &[Modelled] = &[
 ];
 
 impl Modelled {
-    /// The target of a setting, as a part of the control.
+    /// The target of a setting, as a fraction of the control.
     pub fn target(operation: &str, sharing: Sharing) -> Option<f64> {
         let row = MODELLED.iter().find(|row| row.operation == operation)?;
         match sharing {
@@ -88,7 +88,7 @@ impl Modelled {
         }
     }
 
-    /// The lines of an operation: `lines_of` has those of a row, threads and processes.
+    /// The lines of an operation. `lines_of` returns the lines of a row for threads and processes.
     pub fn lines(
         &self,
         sharing: Sharing,

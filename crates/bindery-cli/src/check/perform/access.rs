@@ -91,7 +91,7 @@ impl<A: Walk> Fixture<'_, A> {
                 self.add_process(child, space, files);
                 Outcome::Done
             }
-            // Like `clone(2)`: any missing resource is memory.
+            // As in `clone(2)`, any missing resource is reported as missing memory.
             Err(error) => Outcome::Failure(Failure::of_errno(error.errno(Operation::Mmap))),
         };
         if outcome != Outcome::Done {

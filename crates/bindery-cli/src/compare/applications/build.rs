@@ -1,7 +1,7 @@
 //! Builds the applications as static programs when one of their inputs has changed.
 //!
 //! Libraries and sources are Debian's. They are fetched with apt-get, which checks them against
-//! Debian's signed index, and unpacked under `target/guest`; nothing is installed.
+//! Debian's signed index. They are unpacked under `target/guest`; nothing is installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,13 +13,14 @@ use bindery_cli::guest::{Architecture, Problem, executable, process, programs, w
 
 use super::suite::{Application, Build};
 
-/// The functions of Redis and of its C library that are linked to functions of the client.
+/// The functions of Redis and of its C library whose calls are redirected to functions of the
+/// client.
 const WRAPPED: [&str; 7] = ["main", "socket", "bind", "listen", "accept", "accept4", "setsockopt"];
 
 /// The files of the interpreter.
 const QUICKJS: [&str; 5] = ["quickjs.c", "libregexp.c", "libunicode.c", "cutils.c", "dtoa.c"];
 
-/// The suites of the sources: that of Debian 12 lacks some programs.
+/// The suites of the sources. The suite of Debian 12 lacks some programs.
 const REDIS_SUITE: &str = "bookworm";
 const QUICKJS_SUITE: &str = "sid";
 
@@ -31,7 +32,7 @@ pub fn directory() -> Result<PathBuf, Problem> {
 /// The program that runs the others with a swap device.
 ///
 /// # Errors
-/// As for [`build`].
+/// The errors of [`build`].
 pub fn runner(architecture: Architecture) -> Result<PathBuf, Problem> {
     programs::build(architecture, &directory()?.join("run.c"))
 }
@@ -152,7 +153,8 @@ fn redis(
     Requirement::Make.demand()?;
     let client = aside.join("client.o");
     process::output(compiler(architecture)?.args(["-O2", "-c", "-o"]).arg(&client).arg(source))?;
-    // Built in a copy: the objects are of one architecture. The program beside it is named `redis`.
+    // Built in a copy, because the objects are for one architecture. The program next to the copy
+    // is named `redis`.
     let copy = aside.join("source");
     let sources = sources("redis", REDIS_SUITE)?;
     process::output(Command::new("cp").arg("-r").arg(sources).arg(&copy))?;

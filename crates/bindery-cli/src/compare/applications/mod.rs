@@ -1,6 +1,7 @@
 //! `bindery compare applications`: well-known programs, in memory that is too small for them.
 //!
-//! Nothing is counted. An answer must be the same in much memory, in too little, and on Linux.
+//! Nothing is counted. An answer must be the same in ample memory, in too little memory, and on
+//! Linux.
 //!
 //! | file | contents |
 //! |---|---|
@@ -83,14 +84,14 @@ const AMPLE: u64 = 256 * MIB;
 /// The extra memory of Linux, in bytes: its own needs.
 const MORE_FOR_LINUX: u64 = 64 * MIB;
 
-/// The alignment of entries of the initial file system, in bytes; the last one's name ends with a
-/// zero byte.
+/// The alignment of entries of the initial file system, in bytes; the name of the last entry ends
+/// with a zero byte.
 const CPIO_ALIGNMENT: usize = 4;
 
 /// A machine that takes longer counts as hung.
 const TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
-/// Runs the applications of the arguments, and prints a line for each.
+/// Runs the applications of the arguments and prints a line for each.
 ///
 /// # Errors
 /// If a requirement is missing, an answer is wrong, or memory was not short. The other applications
@@ -173,7 +174,7 @@ impl Bench {
         } else {
             let source = application.source();
             files.host_file(&format!("/{source}"), &build::directory()?.join(&source))?;
-            // Scripts call it by its name.
+            // Scripts start BusyBox under this name.
             files.symlink("/bin/sh", "busybox")?;
         }
         if let Some(file) = application.reads {
@@ -185,7 +186,7 @@ impl Bench {
         }
         let options = [&guests::CALM[..], &[("check", "exit"), ("env", "PATH=/bin")]].concat();
         let mut machine = guests::machine(self.architecture, kernel, files, &options)?;
-        // Padding to whole steps would take a few MiB of memory that must be scarce.
+        // Padding to whole steps would use a few MiB, but memory must be scarce.
         let last = machine.initramfs.iter().rposition(|byte| *byte != 0).unwrap_or(0);
         let end = (last + 2).next_multiple_of(CPIO_ALIGNMENT);
         machine.initramfs.truncate(end);

@@ -6,17 +6,18 @@ use super::run::Told;
 use super::suite::Application;
 use crate::output::thousands;
 
-/// The minimum part of an application's memory that must have been in swap: one in this number.
+/// The minimum part of an application's memory that must have been in swap: one page in this
+/// number.
 const LEAST_IN_SWAP: u64 = 3;
 
 /// The runs of one application.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Runs {
-    /// In ample memory, on our kernel.
+    /// The run in ample memory, on our kernel.
     pub ample: Told,
-    /// In too little, on our kernel.
+    /// The run in too little memory, on our kernel.
     pub short: Told,
-    /// In too little, on Linux, if it was run.
+    /// The run in too little memory on Linux, if Linux was run.
     pub linux: Option<Told>,
 }
 

@@ -15,7 +15,7 @@ pub struct Told {
     pub kernel: String,
     /// The application's answer.
     pub answer: String,
-    /// The maximum memory in use beyond that before the run, in KiB.
+    /// The peak memory use minus the memory in use before the run, in KiB.
     pub memory: u64,
     /// The maximum swap space in use, in KiB.
     pub swap: u64,

@@ -19,24 +19,24 @@ pub enum Build {
     Go,
     /// A C file and the interpreter's sources, from Debian's source package.
     QuickJs,
-    /// The server's sources, from Debian's source package, with a C file that has the client.
+    /// The server's sources, from Debian's source package, with a C file that contains the client.
     Redis,
 }
 
 /// A program that is run in ample memory, and in too little.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Application {
-    /// Its name for users, and of its source, without the ending.
+    /// The application's name for users, which is also its source's name without the ending.
     pub name: &'static str,
     /// How the application is built.
     pub build: Build,
-    /// A file next to the source that it reads, as the first argument.
+    /// A file next to the source that the application reads, passed as the first argument.
     pub reads: Option<&'static str>,
-    /// Its further arguments: the amount of work.
+    /// The application's further arguments, which set the amount of work.
     pub arguments: &'static [&'static str],
     /// The memory that is too small, in MiB.
     pub memory: u64,
-    /// Its answer on Linux.
+    /// The application's answer on Linux.
     pub answer: &'static str,
 }
 
@@ -49,7 +49,7 @@ impl Application {
         })
     }
 
-    /// The name of its source.
+    /// The name of the application's source.
     pub fn source(&self) -> String {
         let ending = match self.build {
             Build::Script => "sh",

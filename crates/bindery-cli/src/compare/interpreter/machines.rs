@@ -1,4 +1,4 @@
-//! Programs in machines: several in each, one after the other, with the plugin counting.
+//! Programs in machines: several in each machine, one after the other, while the plugin counts.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -49,7 +49,8 @@ pub struct Measured {
 }
 
 impl Bench {
-    /// Boots the kernel, runs the programs, and counts; or reads the counts from the cache.
+    /// Boots the kernel and runs the programs while the plugin counts, or reads the counts from the
+    /// cache.
     ///
     /// # Errors
     /// If QEMU does not start, the kernel dies, or a program does not end.
@@ -75,7 +76,7 @@ impl Bench {
     /// an address and a number.
     ///
     /// # Errors
-    /// As for [`Self::measure`].
+    /// The errors of [`Self::measure`].
     pub fn profile(
         &self,
         kernel: &Kernel,
@@ -95,7 +96,7 @@ impl Bench {
         fs::read_to_string(&profile).map_err(|error| Problem::io("read", &profile, &error))
     }
 
-    /// Runs a machine to its end: returns the name of its kernel, and the programs' results.
+    /// Runs a machine to its end. Returns the name of its kernel and the programs' results.
     fn run(&self, machine: &Machine, programs: &[Program]) -> Result<(String, String), Problem> {
         let seeds = match programs {
             [only] => format!("seed {}", only.seed),

@@ -1,4 +1,4 @@
-//! Programs of steps, which `programs/workloads/random.c` makes on both kernels while the plugin
+//! Programs of steps, which `programs/workloads/random.c` performs on both kernels while the plugin
 //! counts each step.
 //!
 //! | file | contents |
@@ -18,10 +18,10 @@ use crate::size::FolioSize;
 use machines::{Bench, Measured};
 use step::Step;
 
-/// The programs per machine: booting takes as long as several of them.
+/// The number of programs per machine, since booting takes as long as several programs.
 const BATCH: usize = 20;
 
-/// Steps of a program, and the size of the folios that its first touches get.
+/// A program's steps, and the folio size of its first touches.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub seed: u64,
@@ -41,7 +41,7 @@ impl Program {
 /// Debian's newest Linux, with a swap device.
 ///
 /// # Errors
-/// If it cannot be fetched.
+/// If Linux or its swap device cannot be fetched.
 pub fn linux(architecture: Architecture) -> Result<Kernel, Problem> {
     Ok(Kernel::Linux {
         image: linux::newest(architecture)?,

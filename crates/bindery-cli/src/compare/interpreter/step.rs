@@ -9,15 +9,15 @@ use crate::size::{KIB, MIB};
 /// A step, with its class and its size in words.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// The process that makes it.
+    /// The process that performs the step.
     pub process: usize,
     /// The operation, by its letter in `programs/workloads/random.c`.
     pub operation: char,
     /// The arguments of the step.
     pub arguments: [u64; 6],
-    /// The class in which it is counted.
+    /// The class under which the step is counted.
     pub class: Class,
-    /// Its size and special properties.
+    /// The step's size and special properties.
     pub detail: String,
 }
 

@@ -1,4 +1,4 @@
-//! Operations that are known to be dearer than on Linux, with the reasons.
+//! Operations known to cost more than on Linux, with the reasons.
 
 /// An operation that may take up to this multiple of Linux's instructions.
 #[derive(Clone, Copy, Debug)]
@@ -30,8 +30,8 @@ const COPIES: &str =
     "base pages of private copies are unmapped one at a time, at 440 instructions each";
 const FAILS: &str = "the call fails on both kernels; ours has set its locks up by then";
 
-/// All known operations, from 300 programs on each architecture. The causes are from profiles
-/// (`--profile`) of the dearest steps.
+/// All known operations, from 300 programs on each architecture. The causes come from profiles
+/// (`--profile`) of the most expensive steps.
 const KNOWN: &[Known] = &[
     Known {
         operation: "MADV_COLD",

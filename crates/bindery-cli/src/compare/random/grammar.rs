@@ -1,4 +1,4 @@
-//! Random programs: a seed determines a list of steps, with folios of one size.
+//! Random programs. A seed determines a list of steps with folios of one size.
 //!
 //! Each process has areas of memory in slots of 1 GiB. The grammar knows what is mapped, so most
 //! steps are calls that succeed; the state that it does not know (whether a page is in swap,
@@ -31,7 +31,7 @@ const FILES: usize = 4;
 /// The first address of slot 0.
 const BASE: u64 = 64 * GIB;
 const SLOTS: u64 = 24;
-/// The maximum number of bytes that a program touches in an area: more would take the machine
+/// The maximum number of bytes that a program touches in an area; more would take the machine
 /// minutes.
 const MOST: u64 = 16 * MIB;
 
@@ -63,9 +63,9 @@ struct Area {
     start: u64,
     length: u64,
     kind: Kind,
-    /// It was written to.
+    /// Whether the area was written to.
     touched: bool,
-    /// A userfaultfd of its process serves it.
+    /// Whether a userfaultfd of its process serves the area.
     served: bool,
 }
 
@@ -74,7 +74,7 @@ struct Process {
     alive: bool,
     parent: usize,
     areas: Vec<Area>,
-    /// Slots used so far: none is used twice, so that addresses distinguish mappings.
+    /// The number of slots used so far. No slot is used twice, so that addresses identify mappings.
     slots: u64,
 }
 
@@ -123,7 +123,7 @@ impl Grammar {
         self.rng.one(&alive)
     }
 
-    /// A new slot of the process, and an address in it: aligned to 2 MiB or to less.
+    /// A new slot of the process, and an address in the slot, aligned to 2 MiB or less.
     fn new_place(&mut self, process: usize) -> Option<u64> {
         let slot = self.processes[process].slots;
         if slot == SLOTS {
@@ -154,7 +154,7 @@ impl Grammar {
         }
         let part = self.any_size(length);
         let offset = self.rng.below((length - part) / PAGE + 1) * PAGE;
-        // Like in programs: at a multiple of the size if that fits.
+        // As in real programs, at a multiple of the size if such an address fits.
         let aligned = offset / part.next_power_of_two() * part.next_power_of_two();
         let offset = if self.rng.once_in(2) { aligned } else { offset };
         Part { start: start + offset, length: part, kind }
@@ -231,7 +231,8 @@ impl Grammar {
         }
     }
 
-    /// Creates a file, or a larger one. None if other processes exist that would not have it.
+    /// Creates a file, or a larger one. `None` if other processes exist, which would not have the
+    /// file.
     fn grow(&mut self, process: usize, number: usize, length: u64) -> Option<u64> {
         let class = |operation| Class { operation, memory: "" };
         if self.files[number] > 0 {
@@ -326,7 +327,7 @@ impl Grammar {
         }
         let Some(mut to) = self.new_place(process) else { return };
         if self.rng.once_in(2) {
-            // At the same offset from a multiple of 2 MiB as before: tables can move.
+            // At the same offset from a multiple of 2 MiB as before, so that whole tables can move.
             to = to / (2 * MIB) * (2 * MIB) + start % (2 * MIB);
         }
         let class = Class { operation: "mremap, moved", memory: kind.name() };
@@ -451,7 +452,8 @@ impl Grammar {
         }
     }
 
-    /// Only for the first process, so that no fork leaves a child with a userfaultfd of its parent.
+    /// Applies only to the first process, so that no fork leaves a child with a userfaultfd of its
+    /// parent.
     fn userfault(&mut self, process: usize) {
         const MISSING: u64 = 1;
         const WRITE_PROTECT: u64 = 2;

@@ -142,7 +142,7 @@ fn profile(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Measures both kernels on one architecture, and shows the tables.
+/// Measures both kernels on one architecture and shows the tables.
 fn compare(
     architecture: Architecture,
     programs: &[Program],

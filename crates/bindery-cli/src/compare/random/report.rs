@@ -1,4 +1,4 @@
-//! The steps of both kernels side by side, dearest against Linux first.
+//! The steps of both kernels side by side, sorted by ratio to Linux, highest first.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,9 @@ use super::super::interpreter::step::Class;
 use super::dearer;
 use crate::output::thousands;
 
-/// A step is dearer if it takes more than this multiple of Linux's instructions.
+/// A step counts as dearer if it takes more than this multiple of Linux's instructions.
 pub const DEARER: f64 = 1.1;
-/// Steps with fewer instructions on both kernels have no work for a kernel.
+/// Steps with fewer instructions on both kernels involve no real work of a kernel.
 const LEAST: u64 = 100;
 
 /// A step on both kernels.
@@ -22,14 +22,14 @@ const LEAST: u64 = 100;
 pub struct Line {
     pub architecture: String,
     pub seed: u64,
-    /// Its index in the program.
+    /// The step's index in the program.
     pub step: usize,
     pub class: Class,
     pub detail: String,
     pub folio_bytes: u64,
     /// Our instructions divided by Linux's.
     pub ratio: f64,
-    /// The reason why it is dearer, if it is and the reason is known.
+    /// The known reason why the step is dearer, if any.
     pub reason: Option<String>,
     pub bindery_result: i64,
     pub linux_result: i64,
@@ -73,7 +73,7 @@ impl Line {
         self.bindery_result == self.linux_result
     }
 
-    /// Whether it is dearer than on Linux for an unknown reason.
+    /// Whether the step is dearer than on Linux for an unknown reason.
     pub fn is_unexplained(&self) -> bool {
         self.agrees() && self.ratio > DEARER && self.reason.is_none()
     }

@@ -1,9 +1,9 @@
-//! Operations that no workload has, each as a short program for the interpreter.
+//! Operations that no workload covers, each as a short program for the interpreter.
 
 use super::super::interpreter::step::{Class, Step};
 use crate::size::{GIB, KIB, MIB};
 
-/// A program, some of whose steps are an operation of the table.
+/// A program with some steps that form an operation of the table.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub steps: Vec<Step>,
@@ -21,7 +21,7 @@ const SHARED: u64 = 0x31;
 const PRIVATE_FILE: u64 = 0x12;
 const SHARED_FILE: u64 = 0x11;
 const READ_WRITE: u64 = 3;
-/// The repetitions of each operation: the first ones find nothing warm.
+/// The repetitions of each operation. The first repetitions are cold.
 const ROUNDS: usize = 8;
 
 #[derive(Default)]
@@ -146,7 +146,7 @@ pub fn all() -> Vec<Case> {
     cases
 }
 
-/// A child has exited: its parent's pages are exclusive again.
+/// A child has exited, so its parent's pages are exclusive again.
 fn reuse() -> Case {
     repeated(|case| {
         case.map(AT, MIB, PRIVATE).write(AT, MIB);
@@ -208,7 +208,7 @@ fn will_need() -> Case {
     case.done()
 }
 
-/// Pages that were swapped out one by one are swapped in here and there.
+/// Pages that were swapped out one by one are swapped in at scattered places.
 fn sparse_swap_in() -> Case {
     let mut case = Builder::default();
     const COUNT: u64 = 64;
@@ -244,7 +244,7 @@ fn mixed() -> Case {
     case.done()
 }
 
-/// Pages that were swapped out by calls of 4 KiB, and mostly not wanted again.
+/// Pages that were swapped out by calls of 4 KiB, and are mostly not needed again.
 fn brought_back_here_and_there() -> Case {
     let mut case = Builder::default();
     case.map(AT, 8 * MIB, PRIVATE).step(0, 'W', &[AT, 8 * MIB, PAGE, 3]);

@@ -1,4 +1,5 @@
-//! `bindery compare wide`: every operation compared with Linux, dearest first.
+//! `bindery compare wide`: compares every operation with Linux and sorts them by ratio, highest
+//! first.
 //!
 //! | file | contents |
 //! |---|---|
@@ -62,7 +63,7 @@ pub struct Arguments {
     folio: FolioSize,
 }
 
-/// An operation with fewer instructions is none: it left no work for the kernel.
+/// An operation with fewer instructions does not count, because it caused no work for the kernel.
 const LEAST: f64 = 100.0;
 
 /// An operation on both kernels.

@@ -1,8 +1,8 @@
 //! The machines of both kernels, with equal numbers of frames for programs.
 //!
-//! `MemAvailable` does not show this number: a kernel subtracts frames that it would like to keep
-//! free, but uses them nevertheless. So a run of the workload counts the frames that hold its pages
-//! while memory is short.
+//! `MemAvailable` does not show this number, because a kernel subtracts frames that it prefers to
+//! keep free but uses them under pressure. So a run of the workload counts the frames that hold its
+//! pages while memory is short.
 
 use std::fs;
 use std::path::PathBuf;
@@ -26,11 +26,11 @@ const TIMEOUT: Duration = Duration::from_secs(6 * 60 * 60);
 /// The search ends at this difference between the frames of both kernels.
 const CLOSE: u64 = 32;
 
-/// The allowed difference between the kernels' frames, in thousandths. With a page more or less of
-/// memory, Linux's working set has a hundredth more or fewer frames by chance.
+/// The allowed difference between the kernels' frames, in thousandths. One page of memory more or
+/// less can change the frames of Linux's working set by a hundredth.
 const TOLERANCE: u64 = 10;
 
-/// The maximum number of machines tried to find one with a given number of frames.
+/// The maximum number of machines tried in search of one with a given number of frames.
 const TRIES: u32 = 8;
 
 /// The first guess of the extra memory that a kernel needs compared with ours.
@@ -50,7 +50,7 @@ pub struct Booted {
     pub name: &'static str,
     /// The version, as the kernel reports it.
     pub version: String,
-    /// Bytes of its machine's memory.
+    /// Bytes of the machine's memory.
     pub memory: u64,
     /// Frames that hold pages of the working set while memory is short.
     pub frames: u64,
@@ -78,7 +78,8 @@ impl Bench {
         Ok(Booted { name, version, memory, frames: moved.frames, kernel })
     }
 
-    /// A kernel in a machine in which the run has the same number of frames as in another's.
+    /// A kernel in a machine that gives the run the same number of frames as another kernel's
+    /// machine.
     ///
     /// # Errors
     /// If the run fails, or no such machine was found.
@@ -99,8 +100,8 @@ impl Bench {
         Ok(Booted { name, version, memory, frames, kernel })
     }
 
-    /// Makes all runs in one boot of the kernel; Linux makes them with each of its lists. Returns
-    /// the pages that each has moved.
+    /// Performs all runs in one boot of the kernel; on Linux, once with each of its lists. Returns
+    /// the pages that each run has moved.
     ///
     /// # Errors
     /// If QEMU does not start, the kernel dies, or the workload fails or finds wrong contents.
@@ -118,7 +119,7 @@ impl Bench {
         Ok(all.zip(told.moved).map(|((lists, run), moved)| (lists, run, moved)).collect())
     }
 
-    /// Makes the runs, or reads the report of the same machine from the cache.
+    /// Performs the runs, or reads the report of the same machine from the cache.
     fn start(
         &self,
         name: &str,
@@ -171,8 +172,9 @@ fn first(told: Told) -> Result<(String, Moved), Problem> {
     Ok((told.kernel, moved))
 }
 
-/// The memory of a machine with about `wanted` frames, and its number of frames. A kernel keeps a
-/// part of its memory that grows with it, so this tries several sizes, from `first` on.
+/// The memory of a machine with about `wanted` frames, and its number of frames. A kernel reserves
+/// a part of its memory that grows with the memory, so this function tries several sizes, starting
+/// with `first`.
 ///
 /// # Errors
 /// The errors of `frames`, and an error if no such memory was found.
@@ -217,7 +219,7 @@ mod tests {
 
     #[test]
     fn the_memory_for_equal_frames_is_found() {
-        // 80 MiB for itself, and a sixteenth of the rest.
+        // The kernel takes 80 MiB for itself and a sixteenth of the rest.
         let frames = |memory: u64| (memory - 80 * MIB) / 16 * 15 / FRAME;
         let mut tries = 0;
         let (memory, found) = fit(WANTED, 576 * MIB, |memory| {

@@ -1,9 +1,9 @@
 //! `bindery compare working-set`: a working set larger than memory, and the number of pages that
 //! each kernel moves between memory and its compressed swap device.
 //!
-//! No plugin counts: each kernel reports the pages that it moved in `/proc/vmstat`. The machines'
-//! clock counts instructions, so a run moves the same pages every time, and the clock shows its
-//! number of instructions. Each kernel makes all runs in one boot.
+//! No plugin is used, because each kernel reports in `/proc/vmstat` the pages that it has moved.
+//! The machines' clock counts instructions, so a run moves the same pages every time, and the clock
+//! shows the run's number of instructions. Each kernel performs all runs in one boot.
 //!
 //! | file | contents |
 //! |---|---|
@@ -89,7 +89,7 @@ pub struct Arguments {
     no_linux: bool,
 }
 
-/// Whole MiB: the workload takes no other sizes.
+/// Reads a size in whole MiB, since the workload accepts no other sizes.
 fn parse_size(text: &str) -> Result<u64, String> {
     match parse_bytes(text) {
         Some(bytes) if bytes >= MIB && bytes.is_multiple_of(MIB) && bytes <= MOST => Ok(bytes),
@@ -101,10 +101,10 @@ fn parse_size(text: &str) -> Result<u64, String> {
 /// No machine has more memory.
 const MOST: u64 = 1024 * GIB;
 
-/// Runs the comparison of the arguments, and prints each run as it ends.
+/// Runs the comparison of the arguments and prints each run as it ends.
 ///
 /// # Errors
-/// If a requirement is missing, or a machine failed: earlier results have been printed.
+/// If a requirement is missing, or a machine failed. Earlier results have been printed.
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     let architectures = match &*arguments.arch {
         [] => Architecture::ALL.to_vec(),
@@ -151,7 +151,8 @@ fn compare(arguments: &Arguments, architecture: Architecture) -> Result<(), Prob
 /// Linux with its swap device, unless it is not wanted.
 ///
 /// # Errors
-/// If it or its swap device is not available: no recorded figures exist for machines of any size.
+/// If Linux or its swap device is not available, since there are no recorded figures to use
+/// instead.
 pub fn linux(no_linux: bool, architecture: Architecture) -> Result<Option<Kernel>, Problem> {
     if no_linux {
         return Ok(None);
@@ -161,7 +162,7 @@ pub fn linux(no_linux: bool, architecture: Architecture) -> Result<Option<Kernel
     Ok(Some(Kernel::Linux { image, modules: BTreeMap::new(), swap }))
 }
 
-/// All runs; those of one row of the medians follow each other.
+/// All runs; the runs of one row of the medians are consecutive.
 fn runs(arguments: &Arguments) -> Vec<Run> {
     let mut runs = Vec::new();
     for &order in &arguments.order {

@@ -97,8 +97,8 @@ impl Figure {
 }
 
 /// For each kind of run the medians of all seeds, and the ratios of pages moved and of kernel
-/// instructions, Bindery to Linux. MIN is the minimum that any choice of victims moves with the
-/// frames of Bindery's run.
+/// instructions, Bindery to Linux. MIN is the minimum number of pages that any choice of victims
+/// moves with the frames of Bindery's run.
 pub fn medians(lines: &[Line]) -> String {
     let kinds = kinds(lines);
     let mut text = String::new();
@@ -201,7 +201,7 @@ mod tests {
             text.lines().map(|row| row.split_whitespace().collect()).collect();
         let pages = ["zipf", "4", "3", "3,000", "5,000", "0.600", "2,000", "1.500", "-", "-"];
         assert_eq!(rows[3], pages);
-        // Six pages more than frames: each is swapped out, and in, at least once.
+        // There are six more pages than frames, so at least six pages are swapped out and in.
         let least: u64 = rows[4][8].parse().unwrap();
         assert!((12..100).contains(&least), "{least}");
         assert_eq!(rows[4][..8], ["random", "1", "1", "1,000", "-", "-", "-", "-"]);

@@ -92,7 +92,7 @@ impl Run {
         format!("/bin/{WORKLOAD} {options} --processes {processes} --seed {seed} --pattern {order}")
     }
 
-    /// The pages that the run touches, for a run of one process.
+    /// The pages that the run touches, if only one process runs.
     pub fn trace(&self) -> Option<Vec<u64>> {
         let pages = self.size / (4 * KIB);
         let seed = self.seed * MOST_PROCESSES;
@@ -117,9 +117,9 @@ pub enum Lists {
 }
 
 impl Lists {
-    /// The word that selects it, and the words with which a shell checks that. The file shows all
-    /// enabled parts of the generations, which differ between processors: 7, or less if the MMU
-    /// keeps no accessed bits in entries for tables.
+    /// The word that selects the algorithm, and the words with which a shell checks the selection.
+    /// The file shows all enabled parts of the generations, which differ between processors: 7, or
+    /// less if the MMU records no accessed bits in entries for tables.
     fn setting(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::Own => None,
@@ -134,11 +134,12 @@ impl Lists {
 pub struct Moved {
     /// Pages read from the swap device.
     pub into_memory: u64,
-    /// Pages written to it.
+    /// Pages written to the swap device.
     pub out: u64,
     /// Frames that held pages of the working set during the visits, on average.
     pub frames: u64,
-    /// Instructions of the kernel: all, minus those of the program on pages in memory.
+    /// Instructions of the kernel: all instructions minus the program's own, as measured with all
+    /// pages in memory.
     pub kernel: u64,
 }
 
@@ -157,8 +158,8 @@ pub struct Told {
     pub moved: Vec<Moved>,
 }
 
-/// The first program of both kernels: all runs with each of the lists. The modules' files would
-/// take memory from the workload. Each run makes a new swap area.
+/// The first program of both kernels: all runs with each of the lists. The files of the modules are
+/// deleted, because they would take memory from the workload. Each run sets up a new swap area.
 pub fn script(runs: &[Run], lists: &[Lists]) -> String {
     let mut text = format!(
         "{BEGIN}{LOAD_SWAP}\n\
@@ -215,7 +216,7 @@ fn moved(line: &str) -> Option<Moved> {
     let (took, line) = line.split_once(" ns, and ")?;
     let (again, _) = line.split_once(" ns")?;
     let number = |text: &str| text.parse::<u64>().ok();
-    // The clock counts an instruction as a nanosecond.
+    // The clock advances one nanosecond per instruction.
     let kernel = number(took)?.saturating_sub(number(again)?);
     Some(Moved {
         into_memory: number(into_memory)?,
@@ -286,7 +287,7 @@ mod tests {
         check(&text);
     }
 
-    /// Patterns are written separately in C and in Rust.
+    /// The patterns are implemented separately in C and in Rust.
     #[test]
     fn the_program_visits_the_pages_of_the_trace() {
         let root = workspace::root().unwrap();

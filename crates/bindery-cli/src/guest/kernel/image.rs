@@ -1,8 +1,8 @@
 //! A flat image: the bytes of an ELF file as they lie in physical memory.
 //!
 //! QEMU hands the device tree, the initial file system and the command line to an AArch64 kernel
-//! only if that is a flat image with the header of Linux's boot protocol, which the kernel has at
-//! its lowest address.
+//! only if the kernel is a flat image with the header of Linux's boot protocol. Our kernel has this
+//! header at its lowest address.
 //!
 //! ```text
 //! segment 1            segment 2
@@ -17,13 +17,14 @@ use object::{Endianness, elf::ProgramHeader64};
 use super::no_elf;
 use crate::guest::Problem;
 
-/// Larger images are an error in the linker script: a gap between physical addresses.
+/// The maximum size. A larger image means an error in the linker script, a gap between physical
+/// addresses.
 const MAXIMUM: u64 = 256 << 20;
 
 /// Makes the flat image of an ELF file.
 ///
 /// # Errors
-/// If it is not a 64-bit ELF file with segments to load, or its segments are far apart.
+/// If the bytes are not a 64-bit ELF file with segments to load, or the segments are far apart.
 pub fn flat(elf: &[u8]) -> Result<Vec<u8>, Problem> {
     let header = FileHeader64::<Endianness>::parse(elf).map_err(no_elf)?;
     let endian = header.endian().map_err(no_elf)?;
@@ -70,7 +71,8 @@ pub fn flat(elf: &[u8]) -> Result<Vec<u8>, Problem> {
 mod tests {
     use super::*;
 
-    /// An ELF file with one segment for each (physical address, bytes), and a bss behind it.
+    /// An ELF file with one segment for each (physical address, bytes), and a bss behind the last
+    /// one.
     fn elf(segments: &[(u64, &[u8])]) -> Vec<u8> {
         let mut file = Vec::new();
         let mut writer = object::write::elf::Writer::new(Endianness::Little, true, &mut file);

@@ -1,4 +1,4 @@
-//! The kernel: built, made bootable, and its symbols.
+//! Builds the kernel, makes it bootable, and lists its symbols.
 
 pub mod image;
 pub mod symbols;
@@ -35,7 +35,7 @@ pub struct Kernel {
 /// Builds the kernel, or its changed parts. One line on standard error names the toolchain.
 ///
 /// # Errors
-/// If no Rust can build it, or it does not build.
+/// If no Rust toolchain can build the kernel, or the build fails.
 pub fn build(architecture: Architecture) -> Result<Kernel, Problem> {
     build_with(architecture, Features::All)
 }
@@ -45,12 +45,11 @@ pub fn build(architecture: Architecture) -> Result<Kernel, Problem> {
 pub enum Features {
     /// The default features.
     All,
-    /// No features: calls that need one fail.
+    /// No features, so calls that need one fail.
     None,
 }
 
-/// As [`build`], with other features. Both builds have the same path, so the last one replaces the
-/// first.
+/// As [`build`], with other features. Both builds have the same path, so each replaces the other.
 ///
 /// # Errors
 /// As [`build`].
@@ -65,7 +64,8 @@ pub fn build_with(architecture: Architecture, features: Features) -> Result<Kern
         )));
     }
     eprintln!("bindery: the kernel for {architecture} is built with {toolchain}");
-    // One for each architecture: builds that share a directory wait for each other.
+    // One directory for each architecture, because builds that share a directory wait for each
+    // other.
     let built = workspace::target(&format!("kernel/{}", architecture.directory()))?;
     let mut cargo = toolchain.cargo("build", target, &directory)?;
     cargo.args(["--quiet", "--locked", "--target-dir"]).arg(&built);

@@ -1,7 +1,7 @@
 //! The kernel's symbols, in the form that the kernel itself reads after a panic.
 //!
-//! One line for each function, `HEXADDRESS NAME`, sorted by address. Names are as in the source; of
-//! several at one address, the shortest is kept.
+//! One line for each function, `HEXADDRESS NAME`, sorted by address. Names are as in the source; if
+//! several names have the same address, the shortest is kept.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -14,7 +14,7 @@ use crate::guest::Problem;
 /// The symbols of an ELF file.
 ///
 /// # Errors
-/// If it is not an ELF file.
+/// If `elf` is not an ELF file.
 pub fn text(elf: &[u8]) -> Result<String, Problem> {
     let file = object::File::parse(elf).map_err(super::no_elf)?;
     let mut names: BTreeMap<u64, String> = BTreeMap::new();

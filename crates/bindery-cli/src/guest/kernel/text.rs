@@ -8,17 +8,17 @@ use crate::guest::Problem;
 /// The text of a kernel, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Text {
-    /// All of it.
+    /// The whole text.
     pub whole: u64,
-    /// Functions of the core, without the auditor's. Those that were inlined into the kernel's are
-    /// not counted.
+    /// Functions of the core, without the auditor's. Functions that were inlined into the kernel's
+    /// are not counted.
     pub core: u64,
 }
 
 /// The text of an ELF file.
 ///
 /// # Errors
-/// If it is not an ELF file.
+/// If the file is not an ELF file.
 pub fn of(elf: &[u8]) -> Result<Text, Problem> {
     let file = object::File::parse(elf).map_err(super::no_elf)?;
     let sections = file.sections().filter(|section| section.kind() == SectionKind::Text);
@@ -28,7 +28,7 @@ pub fn of(elf: &[u8]) -> Result<Text, Problem> {
     Ok(Text { whole, core: of_core.map(|symbol| symbol.size()).sum() })
 }
 
-/// Whether a symbol is a function of the core and none of the auditor.
+/// Whether a symbol is a function of the core but not of the auditor.
 fn is_of_core(mangled: &str) -> bool {
     let name = format!("{:#}", demangle(mangled));
     let path = name.trim_start_matches(['<', '&']);

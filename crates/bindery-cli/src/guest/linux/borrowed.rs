@@ -1,9 +1,9 @@
-//! Programs of a newer Debian than the host's, unpacked aside with all their libraries.
+//! Programs of a newer Debian than the host's, unpacked under `target` with all their libraries.
 //!
-//! A dynamic program names the loader that starts it by an absolute path, `/lib64/...`, and that is
-//! the host's, whose C library may be too old for it. So the program is renamed, and replaced by a
-//! shell script that starts it with the loader and the libraries unpacked beside it. Programs that
-//! start others by their path, like compilers, need nothing more.
+//! A dynamic program names its loader by an absolute path, `/lib64/...`, which is the host's
+//! loader, and the host's C library may be too old for the program. So the program is renamed and
+//! replaced by a shell script that starts it with the loader and the libraries unpacked beside it.
+//! Programs that start others by their path, such as compilers, need nothing more.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -13,8 +13,8 @@ use std::process::Command;
 use crate::guest::executable::{self, Linkage};
 use crate::guest::{Architecture, Problem};
 
-/// The variable with the directory of the unpacked packages. The scripts do not contain it, so that
-/// it can be renamed.
+/// The variable with the directory of the unpacked packages. The scripts do not contain this
+/// directory, so that it can be renamed.
 const ROOT: &str = "BINDERY_BORROWED";
 
 /// The suffix of renamed programs.

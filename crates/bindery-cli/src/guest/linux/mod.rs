@@ -1,7 +1,8 @@
-//! Linux itself, for comparison: Debian's newest kernel, fetched and unpacked aside.
+//! Linux itself, for comparison: Debian's newest kernel, fetched and unpacked under `target`.
 //!
 //! The suite `sid` has the newest release of Linux that Debian ships (candidates for the next one
-//! are in `experimental`). The cloud flavour is taken: it has no drivers that these machines lack.
+//! are in `experimental`). The cloud flavour is used, because it contains no drivers for devices
+//! that these machines lack.
 //!
 //! | module | what |
 //! |---|---|
@@ -21,7 +22,7 @@ use super::{Architecture, Problem, process, workspace};
 
 const SUITE: &str = "sid";
 
-/// The list that has the newest Linux, for other packages of the same suite.
+/// The package list of the suite with the newest Linux, for other packages of that suite.
 ///
 /// # Errors
 /// If the host is not Debian, or the list cannot be fetched.
@@ -32,7 +33,7 @@ pub fn packages(architecture: Architecture) -> Result<PackageList, Problem> {
 /// Debian's newest kernel image. It is fetched once; remove `target/guest/linux` for a newer one.
 ///
 /// # Errors
-/// If it is missing and cannot be fetched.
+/// If the image is missing and cannot be fetched.
 pub fn newest(architecture: Architecture) -> Result<PathBuf, Problem> {
     let directory = workspace::target("guest/linux")?.join(architecture.debian());
     if let Some(image) = present(&directory) {
@@ -40,7 +41,7 @@ pub fn newest(architecture: Architecture) -> Result<PathBuf, Problem> {
     }
     let list = packages(architecture)?;
     if let Some(image) = present(&directory) {
-        // Another process has fetched it while this one waited for the list.
+        // Another process fetched the image while this one waited for the list.
         return Ok(image);
     }
     let flavour = flavour(architecture);
@@ -55,7 +56,7 @@ pub fn newest(architecture: Architecture) -> Result<PathBuf, Problem> {
         ))
     })?;
     eprintln!("bindery: fetching {package} (once)");
-    // Unpacked aside and renamed, so that the directory is always complete.
+    // Unpacked to another place and then renamed, so that the directory is always complete.
     let aside = tempfile::tempdir_in(workspace::target("guest/linux")?)
         .map_err(|error| Problem::io("write to", &directory, &error))?;
     list.unpack(package, aside.path())?;
@@ -68,7 +69,7 @@ pub fn newest(architecture: Architecture) -> Result<PathBuf, Problem> {
     })
 }
 
-/// The end of the names of all packages of the flavour.
+/// The suffix that all packages of the flavour share.
 fn flavour(architecture: Architecture) -> String {
     format!("-cloud-{}", architecture.debian())
 }

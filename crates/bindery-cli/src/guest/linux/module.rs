@@ -1,9 +1,8 @@
 //! Modules for Debian's Linux, built from our own sources.
 //!
-//! A module fits one kernel: it is built with that kernel's headers, its configuration and its
-//! build system, and with the compiler that built it. All of these are Debian's packages, of the
-//! suite that the kernel is from. They are unpacked aside, once for each kernel; `make` and a shell
-//! are the host's.
+//! A module fits only one kernel, because it is built with that kernel's headers, configuration,
+//! build system and compiler. All of these come from Debian's packages of the kernel's own suite.
+//! They are unpacked under `target`, once for each kernel; `make` and a shell are the host's.
 
 use std::env;
 use std::fs::{self, File};
@@ -57,7 +56,8 @@ pub fn build(architecture: Architecture, name: &str) -> Result<PathBuf, Problem>
     }
     Requirement::Make.demand()?;
     let kit = Kit::ready(architecture, release, &directory)?;
-    // Built aside and then renamed: others may build the same module right now.
+    // Built in another place and then renamed, because another process may be building the same
+    // module.
     let failed = |error| Problem::io("write", &module, &error);
     let aside = tempfile::tempdir_in(&directory).map_err(failed)?;
     for directory in ["modules", "include"] {
@@ -91,12 +91,12 @@ impl Kit {
         let root = directory.join("packages");
         let failed = |error| Problem::io("unpack packages below", directory, &error);
         fs::create_dir_all(directory).map_err(failed)?;
-        // Held until the end of this function: one process fetches, the others wait and find the
-        // result.
+        // The lock is held until the end of this function, so one process fetches while the others
+        // wait and then find the result.
         let lock = File::create(directory.join("lock")).map_err(failed)?;
         lock.lock().map_err(failed)?;
         if !root.is_dir() {
-            // Unpacked aside and renamed, so that the directory is always complete.
+            // Unpacked to another place and then renamed, so that the directory is always complete.
             let aside = tempfile::tempdir_in(directory).map_err(failed)?;
             fetch(architecture, &release, aside.path())?;
             fs::rename(aside.keep(), &root).map_err(failed)?;
@@ -118,14 +118,14 @@ impl Kit {
         process::without_cargo_settings(&mut make).env_remove("MAKEFLAGS").env("LC_ALL", "C");
         borrowed::locate(&mut make, root);
         make.arg("--silent").arg("--directory").arg(&headers);
-        // The Makefile in that directory includes the one at the path where Debian installs the
-        // packages.
+        // The Makefile in that directory includes the Makefile at the path where Debian installs
+        // the packages.
         make.arg("--file").arg(sources(root, &format!("{version}-common")).join("Makefile"));
         make.arg(argument("KBUILD_OUTPUT", &headers)).arg(argument("M", modules));
         make.arg(argument("CROSS_COMPILE", &root.join(format!("usr/bin/{triple}-"))));
         make.arg(format!("CC={} -B{}/", program.display(), assembler.display()));
-        // Without debug information: the module must be the same wherever it is built, and does not
-        // need it.
+        // Debug information is left out, because the module must be identical wherever it is built
+        // and does not need it.
         make.args(["KCFLAGS=-g0", "CONFIG_DEBUG_INFO_BTF_MODULES=", "PAHOLE=true", "modules"]);
         make
     }
@@ -161,7 +161,7 @@ fn sources(root: &Path, name: &str) -> PathBuf {
     root.join("usr/src").join(format!("linux-headers-{name}"))
 }
 
-/// The release without the flavour: the name of packages that all flavours share.
+/// The release without the flavour, which names the packages that all flavours share.
 fn version(release: &str) -> &str {
     let flavours = Architecture::ALL.map(super::flavour);
     flavours.iter().find_map(|flavour| release.strip_suffix(flavour)).unwrap_or(release)
@@ -181,7 +181,7 @@ impl Compiler {
         })
     }
 
-    /// Reads it from the configuration of a kernel.
+    /// Reads the compiler from the configuration of a kernel.
     fn read(configuration: &str) -> Option<Self> {
         let mut lines = configuration.lines();
         let text = lines.find_map(|line| line.strip_prefix("CONFIG_CC_VERSION_TEXT=\""))?;

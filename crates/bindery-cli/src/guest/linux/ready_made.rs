@@ -1,7 +1,7 @@
 //! Modules that come with Debian's Linux, such as its compressed swap device.
 //!
-//! The package with the modules of the kernel is unpacked aside, once for each kernel. A module
-//! lists the modules that it needs; the host's `xz` unpacks them all.
+//! The package with the kernel's modules is unpacked under `target`, once for each kernel. A module
+//! lists the modules that it needs; the host's `xz` decompresses all of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,11 +12,10 @@ use object::read::{Object, ObjectSection};
 use super::module::release;
 use crate::guest::{Architecture, Problem, process, workspace};
 
-/// A module of the kernel of [`super::newest`], after all those that it needs: to be loaded in this
-/// order.
+/// A module of the kernel of [`super::newest`], after all modules that it needs, in loading order.
 ///
 /// # Errors
-/// If it is missing and cannot be fetched, or the kernel has no such module.
+/// If the package is missing and cannot be fetched, or the kernel has no such module.
 pub fn modules(architecture: Architecture, name: &str) -> Result<Vec<PathBuf>, Problem> {
     let release = release(&super::newest(architecture)?)?;
     let directory = workspace::target("guest/modules")?.join(&release);
@@ -28,11 +27,12 @@ pub fn modules(architecture: Architecture, name: &str) -> Result<Vec<PathBuf>, P
     Ok(order)
 }
 
-/// Fetches the package. Unpacked aside and renamed, so that the directory is always complete.
+/// Fetches the package. Unpacks it to another place and renames the directory, which is thus always
+/// complete.
 fn fetch(architecture: Architecture, release: &str, directory: &Path) -> Result<(), Problem> {
     let list = super::packages(architecture)?;
     if directory.is_dir() {
-        // Another process has fetched it while this one waited for the list.
+        // Another process fetched the package while this one waited for the list.
         return Ok(());
     }
     let package = format!("linux-modules-{release}");
@@ -43,7 +43,7 @@ fn fetch(architecture: Architecture, release: &str, directory: &Path) -> Result<
     fs::rename(aside.keep(), directory).map_err(|error| Problem::io("make", directory, &error))
 }
 
-/// Adds a module to `order`, after all that it needs and that are not in the list yet.
+/// Adds a module to `order`, after those modules that it needs and that are not yet in the list.
 fn add(directory: &Path, name: &str, order: &mut Vec<PathBuf>) -> Result<(), Problem> {
     let missing = || {
         Problem::Missing(format!(
@@ -96,7 +96,7 @@ fn unpack(packed: &Path) -> Option<PathBuf> {
     Some(packed.with_extension(""))
 }
 
-/// The names of the modules that a module needs; none for another file.
+/// The names of the modules that a module needs; `None` for another file.
 fn needed(bytes: &[u8]) -> Option<Vec<String>> {
     let file = object::File::parse(bytes).ok()?;
     let information = file.section_by_name(".modinfo")?.data().ok()?;

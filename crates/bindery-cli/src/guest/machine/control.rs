@@ -1,6 +1,6 @@
 //! The control channel: the kernel's reports to the host, separate from the output of programs.
 //!
-//! It is a file of lines that QEMU writes for the kernel:
+//! The channel is a file of lines that QEMU writes for the kernel:
 //!
 //! | line | meaning |
 //! |---|---|
@@ -15,8 +15,8 @@
 pub struct Report {
     /// The first program's exit status, from 0 to 255.
     pub status: Option<i32>,
-    /// The machine's clock at the first instruction of the first program, in nanoseconds; under
-    /// a counted clock, instructions.
+    /// The machine's clock at the first instruction of the first program, in nanoseconds; if the
+    /// clock counts instructions, the number of instructions.
     pub first_user_instruction: Option<u64>,
     /// The reason and place of a kernel panic.
     pub panic: Option<String>,
@@ -25,7 +25,7 @@ pub struct Report {
 }
 
 /// Reads the output of the channel. Replaces invalid UTF-8: the last words of a panicking kernel
-/// count.
+/// matter.
 pub fn read(bytes: &[u8]) -> Report {
     let mut report = Report::default();
     for line in String::from_utf8_lossy(bytes).lines() {

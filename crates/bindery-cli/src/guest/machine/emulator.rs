@@ -24,12 +24,13 @@ pub fn command(machine: &Machine, files: &Files<'_>, output: Output) -> Command 
     match machine.architecture {
         Architecture::X86_64 => {
             command.args(["-M", "q35", "-cpu", machine.processor.as_deref().unwrap_or("max")]);
-            // The guest ends by a write to this port.
+            // The guest ends QEMU by a write to this port.
             command.args(["-device", "isa-debug-exit,iobase=0xf4,iosize=4"]);
             command.args(["-device", "isa-debugcon,iobase=0xe9,chardev=control"]);
         }
         Architecture::AArch64 => {
-            // Without 52-bit addresses, which not all current arm64 kernels of Linux support.
+            // 52-bit addresses are disabled, because not all current arm64 kernels of Linux support
+            // them.
             let processor = machine.processor.as_deref().unwrap_or("max,lpa2=off");
             command.args(["-M", "virt,gic-version=3", "-cpu", processor]);
             let semihosting = "enable=on,target=native,chardev=control";
@@ -39,7 +40,7 @@ pub fn command(machine: &Machine, files: &Files<'_>, output: Output) -> Command 
     command.args(["-m", &format!("{}k", machine.memory.div_ceil(1024))]);
     command.args(["-smp", &machine.processors.to_string()]);
     command.args(["-display", "none", "-no-reboot"]);
-    // Ctrl-A commands only at a terminal: in a pipe Ctrl-A is a byte like others.
+    // Ctrl-A commands are enabled only at a terminal, because in a pipe Ctrl-A is an ordinary byte.
     let console = match output {
         Output::Terminal => "stdio,id=console,mux=on,signal=off",
         Output::PassThrough | Output::Capture => "stdio,id=console",
@@ -78,7 +79,7 @@ pub fn command(machine: &Machine, files: &Files<'_>, output: Output) -> Command 
     command
 }
 
-/// A word that is a list of values, with one more; a comma in a value is doubled.
+/// Appends a value to a word that lists values; a comma in the value is doubled.
 fn with_value(start: &str, value: &OsStr) -> OsString {
     let mut word = start.as_bytes().to_vec();
     for &byte in value.as_bytes() {

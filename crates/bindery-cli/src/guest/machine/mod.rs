@@ -1,8 +1,8 @@
-//! A machine inside QEMU: started, watched, judged.
+//! Starts a machine inside QEMU, watches it and judges how it ends.
 //!
 //! The machine has a console, which is QEMU's standard input and output, and a control channel (see
 //! [`control`]), by which the kernel reports the end of the first program to the host. Without that
-//! report the kernel died, whatever QEMU's own exit status.
+//! report the kernel has died, whatever QEMU's own exit status.
 
 pub mod control;
 
@@ -25,8 +25,8 @@ use watch::{End, Ended, Watched};
 pub enum Clock {
     /// The host's clock.
     Host,
-    /// The instructions that the machine has executed, one nanosecond each: the same run gives the
-    /// same times and the same order of events every time.
+    /// The clock counts the instructions that the machine has executed, one nanosecond each, so the
+    /// same run yields the same times and the same order of events every time.
     Instructions,
 }
 
@@ -35,7 +35,7 @@ pub enum Clock {
 pub struct Plugin {
     /// The shared object.
     pub path: PathBuf,
-    /// Its arguments.
+    /// The plugin's arguments.
     pub arguments: Vec<(String, OsString)>,
 }
 
@@ -44,15 +44,15 @@ pub struct Plugin {
 pub struct Machine {
     /// The machine's architecture.
     pub architecture: Architecture,
-    /// The model of its CPUs, by QEMU's name; by default with all features of QEMU.
+    /// The model of the machine's CPUs, by QEMU's name; by default with all features of QEMU.
     pub processor: Option<String>,
-    /// Its number of CPUs.
+    /// The machine's number of CPUs.
     pub processors: u32,
-    /// Its memory in bytes; rounded up to a whole KiB.
+    /// The machine's memory in bytes, rounded up to a whole KiB.
     pub memory: u64,
-    /// The source of its clock.
+    /// The source of the machine's clock.
     pub clock: Clock,
-    /// The image of its disk.
+    /// The image of the machine's disk.
     pub disk: Option<PathBuf>,
     /// A plugin for QEMU.
     pub plugin: Option<Plugin>,
@@ -70,29 +70,30 @@ pub struct Machine {
 /// The destination of the machine's console.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Output {
-    /// To this process's standard output, as it comes; the console reads its standard input.
+    /// To this process's standard output, as it arrives; the console reads this process's standard
+    /// input.
     PassThrough,
-    /// Like [`Output::PassThrough`], with standard input at a terminal: every key is sent to the
+    /// As [`Output::PassThrough`], with standard input at a terminal. Every key is sent to the
     /// console, except that Ctrl-A begins a command to the machine (x ends it, Ctrl-A is Ctrl-A).
     Terminal,
-    /// Into [`Outcome::console`]; the console reads nothing.
+    /// Into [`Outcome::console`]; the console gets no input.
     Capture,
 }
 
 /// The outcome of a machine's run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outcome {
-    /// The first program's exit status, from 0 to 255; none if the kernel has not reported it.
+    /// The first program's exit status, from 0 to 255; `None` if the kernel has not reported it.
     pub status: Option<i32>,
     /// The machine's clock at the first instruction of the first program, in nanoseconds.
     pub first_user_instruction: Option<u64>,
-    /// The reason of a kernel panic, if it was reported.
+    /// The reason for a kernel panic, if it was reported.
     pub panic: Option<String>,
     /// The output of the console, if it was captured.
     pub console: Vec<u8>,
     /// Messages of the kernel's log.
     pub log: Vec<String>,
-    /// Whether the time limit ended it.
+    /// Whether the time limit ended the machine.
     pub timed_out: TimedOut,
     /// QEMU's own output on standard error.
     pub emulator_messages: String,
@@ -101,9 +102,9 @@ pub struct Outcome {
 /// Whether the time limit ended a machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TimedOut {
-    /// It ended by itself.
+    /// The machine ended by itself.
     No,
-    /// It was ended after this time.
+    /// The machine was ended after this time.
     After(Duration),
 }
 
@@ -126,7 +127,8 @@ impl Machine {
         }
     }
 
-    /// Starts the machine and waits until it has ended. It also ends when this process does.
+    /// Starts the machine and waits until it has ended. The machine also ends when this process
+    /// does.
     ///
     /// # Errors
     /// If QEMU is not installed, or does not start the machine.
@@ -178,7 +180,7 @@ impl Machine {
 }
 
 /// Whether QEMU did not start the machine. Its exit status is not enough, since a kernel can choose
-/// the same; but otherwise QEMU prints nothing, or only warnings.
+/// the same status. But a QEMU that starts prints nothing, or only warnings.
 fn refused(status: ExitStatus, messages: &str) -> bool {
     let complains = messages
         .lines()

@@ -1,4 +1,4 @@
-//! One child process: its output is collected while it runs, and it never outlives this process.
+//! A child process. Its output is collected while it runs, and it never outlives this process.
 
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
@@ -13,10 +13,10 @@ use rustix::process::{
 
 use crate::guest::Problem;
 
-/// The time for a child to end after a request, before it is killed.
+/// The time that a child has to end on request before it is killed.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// A running child. It is killed when this is dropped.
+/// A running child. The child is killed when this value is dropped.
 pub struct Watched {
     name: String,
     child: Child,
@@ -36,9 +36,9 @@ pub enum End {
 pub struct Ended {
     /// The reason.
     pub end: End,
-    /// Its standard output, if that was a pipe.
+    /// The child's standard output, if it was a pipe.
     pub output: Vec<u8>,
-    /// Its standard error, if that was a pipe.
+    /// The child's standard error, if it was a pipe.
     pub messages: Vec<u8>,
 }
 
@@ -46,14 +46,14 @@ impl Watched {
     /// Starts a command.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If the child cannot be started.
     pub fn start(command: &mut Command) -> Result<Self, Problem> {
         let name = command.get_program().display().to_string();
         // The signal is sent when the thread that started the child ends, so that thread must wait
-        // for it: `wait` takes `self`, and nothing sends a `Watched` to another thread.
+        // for the child: `wait` takes `self`, and nothing sends a `Watched` to another thread.
         //
-        // SAFETY: code between fork and exec must be async-signal-safe; this is one system call,
-        // which touches no memory and takes no lock.
+        // SAFETY: code between fork and exec must be async-signal-safe; this code is one system
+        // call, which touches no memory and acquires no lock.
         unsafe {
             command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
         }
@@ -65,7 +65,7 @@ impl Watched {
         Ok(Self { name, child, output, messages })
     }
 
-    /// Waits until the child has ended, and ends it at the time limit.
+    /// Waits until the child has ended and ends it at the time limit.
     ///
     /// # Errors
     /// If the host does not let this process wait, or read the child's output.
@@ -113,7 +113,8 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        // Both fail only if the child has been waited for, and then nothing is left to do.
+        // Both calls fail only if the child has already been waited for; then nothing is left to
+        // do.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

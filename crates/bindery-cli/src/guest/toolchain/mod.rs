@@ -1,12 +1,12 @@
 //! Builds for bare metal with the installed Rust.
 //!
 //! A kernel needs `core` and `alloc` for a target without an operating system. Rust includes them
-//! in compiled form only if the user has added the target. The choice, in this order:
+//! in compiled form only if the user has added the target. The choice is made in this order:
 //!
 //! 1. the Rust in the search path has the target's `core`: plain cargo;
 //! 2. Debian's own Rust is installed with the source of `core`, and it is new enough: cargo with a
 //!    sysroot of our own, which is built once (see [`sysroot`]);
-//! 3. none: the problem names the packages to install.
+//! 3. neither: the problem names the packages to install.
 
 pub mod sysroot;
 
@@ -22,10 +22,11 @@ use super::process;
 /// The oldest Rust that builds the kernel.
 const MINIMUM: (u32, u32) = (1, 95);
 
-/// The directory of Debian's programs. Others of the same name may come earlier in the search path.
+/// The directory of Debian's programs. Other programs of the same name may come earlier in the
+/// search path.
 const DEBIAN_PROGRAMS: &str = "/usr/bin";
 
-/// Debian's linker, in place of the one included in Rust.
+/// Debian's linker, used instead of the linker included in Rust.
 const DEBIAN_LINKER: &str = "ld.lld";
 
 /// The way to build for a target.
@@ -46,7 +47,7 @@ pub enum Toolchain {
 /// The tools on this host for a target.
 #[derive(Clone, Default, Debug)]
 struct Host {
-    /// The version of the Rust in the search path, if that has the target.
+    /// The version of the Rust in the search path, if that Rust has the target.
     with_target: Option<String>,
     /// The version of Debian's Rust.
     debian: Option<String>,
@@ -54,10 +55,10 @@ struct Host {
     lacking: Vec<&'static str>,
 }
 
-/// Chooses a toolchain for a target, without building anything.
+/// Chooses a toolchain for a target without building anything.
 ///
 /// # Errors
-/// If there is none; the problem names the packages to install.
+/// If no toolchain is suitable; the problem names the packages to install.
 pub fn choose(target: &str) -> Result<Toolchain, Problem> {
     decide(target, &Host::look(target))
 }
@@ -178,7 +179,7 @@ impl Toolchain {
                 command
             }
         };
-        // With rustup, it must not begin to download another Rust.
+        // With rustup, cargo must not start to download another Rust.
         command.env("RUSTUP_AUTO_INSTALL", "0").current_dir(directory);
         command.args(["--release", "--target", target]);
         Ok(command)

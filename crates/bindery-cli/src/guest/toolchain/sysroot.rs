@@ -1,13 +1,14 @@
 //! `core`, `alloc` and `compiler_builtins` for bare metal, compiled from the source in Debian's
 //! Rust.
 //!
-//! A sysroot is built once for each target, in about half a minute, and another one when the
-//! compiler or the recipe changes. Both are in the sysroot's name: cargo builds again what it has
-//! built with other flags, but it does not look into a sysroot.
+//! A sysroot is built once for each target, in about half a minute, and rebuilt when the compiler
+//! or the recipe changes. Both are part of the sysroot's name: cargo rebuilds crates when flags
+//! change, but it does not notice changes inside a sysroot.
 //!
-//! Cargo can compile the standard library only with an unstable option, which `RUSTC_BOOTSTRAP=1`
-//! lets a stable compiler take. It is set only for this step. Otherwise crates that test for
-//! unstable features would find them, and a kernel that builds here would not build elsewhere.
+//! Cargo can compile the standard library only with an unstable option, which a stable compiler
+//! accepts under `RUSTC_BOOTSTRAP=1`. The variable is set only for this step. Otherwise crates that
+//! test for unstable features would find them, and a kernel that builds here would not build
+//! elsewhere.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -18,7 +19,7 @@ use std::time::Instant;
 use super::{debian_cargo, debian_rustc};
 use crate::guest::{Problem, process, workspace};
 
-/// The libraries that a sysroot has.
+/// The libraries in a sysroot.
 const LIBRARIES: [&str; 3] = ["core", "alloc", "compiler_builtins"];
 
 const MANIFEST: &str = "\
@@ -39,15 +40,16 @@ const SOURCE: &str = "#![no_std]\n";
 /// asks for it.
 const FLAGS: [&str; 1] = ["-Cembed-bitcode=yes"];
 
-/// The sysroot for a target; it is built if necessary.
+/// The sysroot for a target; built if necessary.
 ///
 /// # Errors
-/// If it cannot be built or stored.
+/// If the sysroot cannot be built or stored.
 pub fn ready(target: &str) -> Result<PathBuf, Problem> {
     let directory = workspace::target("sysroot")?.join(target);
     let failed = |error: io::Error| Problem::io("store a sysroot at", &directory, &error);
     fs::create_dir_all(&directory).map_err(failed)?;
-    // Held until the end of this function: one process builds, the others wait and find the result.
+    // The lock is held until the end of this function, so one process builds while the others wait
+    // and then find the result.
     let lock = File::create(directory.join("lock")).map_err(failed)?;
     lock.lock().map_err(failed)?;
     let sysroot = directory.join(name(&process::output(debian_rustc().arg("-vV"))?));
@@ -81,7 +83,7 @@ fn remove(directory: &Path) -> Result<(), Problem> {
     }
 }
 
-/// Compiles the libraries, and returns cargo's output directory.
+/// Compiles the libraries and returns cargo's output directory.
 fn compile(target: &str, directory: &Path) -> Result<PathBuf, Problem> {
     let package = directory.join("package");
     let sources = package.join("src");
@@ -101,7 +103,7 @@ fn compile(target: &str, directory: &Path) -> Result<PathBuf, Problem> {
     Ok(built)
 }
 
-/// Copies only the libraries to the directory where the compiler looks for them.
+/// Copies only the libraries, to the directory where the compiler looks for them.
 fn install(built: &Path, libraries: &Path) -> Result<(), Problem> {
     let failed = |error: io::Error| Problem::io("store libraries at", libraries, &error);
     fs::create_dir_all(libraries).map_err(failed)?;

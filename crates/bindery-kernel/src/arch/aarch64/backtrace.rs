@@ -7,8 +7,8 @@ use aarch64_cpu::registers::{PAR_EL1, Readable};
 use super::page_tables;
 
 /// Passes the return addresses of the functions above the caller, the nearest first. Follows the
-/// frame pointers as long as they lie in mapped memory of the kernel. From the overflow stack they
-/// lead to the stack that overflowed.
+/// frame pointers while they lie in mapped kernel memory. From the overflow stack, the frame
+/// pointers lead to the stack that overflowed.
 pub fn return_addresses(mut each: impl FnMut(u64)) {
     const MOST: usize = 64;
     let mut frame: usize;

@@ -2,9 +2,9 @@
 //!
 //! The code runs where it was loaded until the MMU is on, and so addresses everything relative to
 //! itself. It maps only the image, page by page with the permissions of its sections, at the
-//! address that it was linked for ([`page_tables`] adds the rest). There is no identity mapping:
-//! the first fetch after the MMU is on faults, since the physical address is not mapped. The
-//! exception leads to `landing`, at its linked address, which jumps to the address in `x27`.
+//! address that it was linked for ([`page_tables`] adds the rest). Without an identity mapping, the
+//! first fetch with the MMU on faults, since its physical address is not mapped. The exception
+//! leads to `landing`, at its linked address, which jumps to the address in `x27`.
 //!
 //! Linux, Documentation/arch/arm64/booting.rst, describes the header and the state at entry: MMU
 //! off, `x0` the physical address of the device tree, EL2 or EL1, interrupts masked.
@@ -62,7 +62,7 @@ const SYSTEM_CONTROL: u64 = 1 << 0
 /// registers other than x16 and x17.
 const STRICT_PADS: u64 = 1 << 35;
 
-/// The same with the MMU and the caches off: only the bits that are always 1.
+/// `SCTLR_EL1` with the MMU and the caches off, that is, only the bits that are always 1.
 const SYSTEM_CONTROL_OFF: u64 = 1 << 11 | 1 << 20 | 1 << 22 | 1 << 23 | 1 << 28 | 1 << 29;
 
 /// `MAIR_EL1`, as the core's entries have it: attribute 0 normal write-back memory, 1 Device-nGnRE,
@@ -70,7 +70,7 @@ const SYSTEM_CONTROL_OFF: u64 = 1 << 11 | 1 << 20 | 1 << 22 | 1 << 23 | 1 << 28 
 const MEMORY_TYPES: u64 = 0xbb_0044_04ff;
 
 /// `TCR_EL1` without the bits that depend on the CPU: 48 bits and 4 KiB pages in both halves, walks
-/// inner shareable and write-back. No tagged addresses (TBI0 is off): a program that uses them
+/// inner shareable and write-back. Tagged addresses are off (TBI0), so a program that uses them
 /// faults.
 const TRANSLATION_CONTROL: u64 = 16
     | 0b01 << 8
@@ -139,7 +139,7 @@ primary:
     cmp     x0, x1
     b.lo    2b
 
-    // The tables above: one of 2 MiB for each table of pages.
+    // The tables above them, with one 2 MiB entry for each table of pages.
     adrp    x4, {pages}
     add     x4, x4, :lo12:{pages}
     orr     x4, x4, #{table}
@@ -267,8 +267,8 @@ enable_mmu:
     isb
     b       .                       // never fetched: see the module's text
 
-    // Aligned so that a vector table may begin 0x200 bytes below: this is its entry for exceptions
-    // of the kernel itself.
+    // Aligned so that a vector table may begin 0x200 bytes below, since this code is the table's
+    // entry for exceptions of the kernel itself.
     .balign 2048
     .skip   0x200
 landing:

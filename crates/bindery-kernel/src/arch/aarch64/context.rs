@@ -23,7 +23,7 @@ impl Context {
 const PRESERVED: usize = 12;
 
 unsafe extern "C" {
-    /// Saves the running context in `from`, and resumes `to`.
+    /// Saves the running context in `from` and resumes `to`.
     ///
     /// # Safety
     /// 1. `to` was filled by a switch or by [`prepare`], on a stack that is whole.

@@ -22,7 +22,7 @@ mod psci {
     pub const CPU_ON: u64 = 0xc400_0003;
 }
 
-/// Whether a semihosting call was refused: this emulator does not implement them.
+/// Whether a semihosting call was refused because this emulator does not implement such calls.
 static ABSENT: AtomicBool = AtomicBool::new(false);
 
 /// The conduit of PSCI calls.
@@ -58,7 +58,7 @@ pub fn begin(conduit: Conduit) {
 }
 
 /// Whether an undefined instruction of the kernel was a semihosting call that the emulator does not
-/// implement. Records that, and advances the registers past the call.
+/// implement. Records such a call and advances the registers past it.
 pub fn is_absent_semihosting(registers: &mut Registers) -> bool {
     if registers.program_counter != &raw const semihosting_instruction as u64 {
         return false;
@@ -77,7 +77,8 @@ fn semihosting(operation: u64, argument: &[u64]) {
 
 /// Sends a byte to the control channel.
 pub fn write_control(byte: u8) {
-    // The host reads only the first byte: the CPU is little-endian.
+    // The host reads only the first byte of the word, which is the right one because the CPU is
+    // little-endian.
     semihosting(semihosting::WRITE_BYTE, &[u64::from(byte)]);
 }
 
@@ -107,8 +108,8 @@ pub fn start_cpu(affinity: u64, entry: u64, argument: u64) -> Result<(), i64> {
 
 fn psci(function: u64, [first, second, third]: [u64; 3]) -> i64 {
     let result: u64;
-    // SAFETY: the calls above touch nothing of this CPU's but what the convention says (x0 to
-    // x17); the CPU that one of them starts runs the kernel's entry code.
+    // SAFETY: the calls above change no state of this CPU except x0 to x17, as the convention says;
+    // a CPU that such a call starts runs the kernel's entry code.
     unsafe {
         if BY_SECURE_MONITOR.load(Ordering::Relaxed) {
             asm!(

@@ -2,7 +2,7 @@
 //!
 //! The compiler may use atomic instructions of ARMv8.1 anywhere, so this is assembly, which runs
 //! with the MMU off. If the processor lacks a feature, the kernel says so on the console and over
-//! the control channel, and the machine ends. The device tree is not read yet: the console's
+//! the control channel, and the machine ends. Since the device tree is not read yet, the console's
 //! address is that of QEMU's `virt`.
 
 use core::arch::global_asm;

@@ -1,8 +1,8 @@
 //! Processor features that programs may use: `AT_HWCAP` and `AT_HWCAP2`.
 //!
-//! These are the features that the CPU has and that need no support of the kernel, and branch
-//! targets (BTI). SVE, SME, memory tags and pointer authentication are not among them. A program
-//! that reads an identification register gets `SIGILL`.
+//! Programs may use the CPU's features that need no kernel support, and branch targets (BTI), but
+//! not SVE, SME, memory tags or pointer authentication. A program that reads an identification
+//! register gets `SIGILL`.
 
 use core::arch::asm;
 
@@ -11,7 +11,7 @@ use aarch64_cpu::registers::{
     Readable,
 };
 
-/// A field of an identification register: its lowest bit, the minimum value that means the
+/// A field of an identification register: its lowest bit, the minimum value that indicates the
 /// capability, and the bit of the capability (Linux, arch/arm64/include/uapi/asm/hwcap.h).
 type Field = (u32, u64, u32);
 
@@ -83,8 +83,8 @@ pub fn branch_target_identification() -> bool {
     ID_AA64PFR1_EL1.get() & 0xf != 0
 }
 
-/// A number from the processor's random number generator. `None` if it has none, or if none is
-/// ready.
+/// A number from the processor's random number generator. `None` if the processor has no generator,
+/// or if no number is ready.
 pub fn random_word() -> Option<u64> {
     if ID_AA64ISAR0_EL1.get() >> 60 & 0xf == 0 {
         return None;

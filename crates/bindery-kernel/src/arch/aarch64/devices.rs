@@ -35,8 +35,8 @@ pub fn begin() {
     );
 }
 
-/// The virtual timer's interrupt: the third of the timer node. Each has three numbers: kind,
-/// number, flags (Linux, Documentation/devicetree/bindings/timer/arm,arch_timer.yaml).
+/// The virtual timer's interrupt, the third of the timer node. Each interrupt has three numbers:
+/// kind, number, flags (Linux, Documentation/devicetree/bindings/timer/arm,arch_timer.yaml).
 fn timer_interrupt(tree: &Fdt<'_>) -> u32 {
     let number = || {
         let interrupts = tree.find_compatible(&["arm,armv8-timer"])?.property("interrupts")?;

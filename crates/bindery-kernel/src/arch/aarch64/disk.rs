@@ -17,7 +17,7 @@ pub type Transport = MmioTransport<'static>;
 /// The first interrupt number that all CPUs share (SPI).
 const FIRST_SHARED_INTERRUPT: u32 = 32;
 
-/// A device that was found.
+/// A disk that was found.
 pub struct Found {
     transport: Transport,
     interrupt: u32,

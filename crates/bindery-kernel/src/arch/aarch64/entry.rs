@@ -26,7 +26,7 @@ const _: () = assert!(SIZE == 288 && offset_of!(Registers, program_counter) == 2
 
 global_asm!(
     r#"
-    // Saves all of a program's registers, and leaves their address in x0.
+    // Saves all of a program's registers and leaves their address in x0.
     .macro  save
     sub     sp, sp, #{size}
     stp     x0, x1, [sp]
@@ -119,7 +119,7 @@ vectors:
     from_kernel_behind \number
     .endr
 
-    // A thread that overflowed its stack panics on another one, which all CPUs share.
+    // A thread that overflowed its stack panics on another stack, which all CPUs share.
 run_over:
     mov     x0, sp
     adrp    x1, {last_stack}

@@ -15,7 +15,7 @@ use crate::{log, memory, page_fault, trap};
 use super::interrupts::{self, Taken};
 use super::{Registers, control, probe, user_copy};
 
-/// Panics for an exception in the kernel whose frame does not fit on the stack.
+/// Panics for an exception in the kernel if the exception's frame does not fit on the stack.
 pub(super) extern "C" fn has_run_over(stack_pointer: u64) -> ! {
     // The pointer is in the guard page, or so little above it that a frame does not fit.
     scheduler::check_stack(stack_pointer);
@@ -73,7 +73,7 @@ fn abort(registers: &mut Registers, access: Access) {
         // Translation, access flag, permission.
         1..=3 => page_fault::page_fault(registers, address, access),
         _ if status == ALIGNMENT => trap::exception(registers, SIGBUS, BUS_ADRALN as i32, address),
-        // An address in a table entry that is too large. The core never makes such an entry.
+        // A table entry contains too large an address. The core never writes such an entry.
         0 => trap::exception(registers, SIGBUS, BUS_ADRERR as i32, address),
         _ => trap::exception(registers, SIGBUS, BUS_OBJERR as i32, address),
     }
@@ -95,8 +95,8 @@ fn other(registers: &mut Registers) {
         class::STEP => (SIGTRAP, TRAP_TRACE, at),
         class::HARDWARE_BREAKPOINT => (SIGTRAP, TRAP_HWBKPT, at),
         class::WATCHPOINT => (SIGTRAP, TRAP_HWBKPT, FAR_EL1.get()),
-        // Undefined instructions and system registers; branches that end at no landing pad in a
-        // guarded page (FEAT_BTI), with the address where they end; SVE and SME, which are not
+        // Undefined instructions and system registers; branches into a guarded page that miss a
+        // landing pad (FEAT_BTI), reported at the branch target; SVE and SME, which are not
         // offered.
         _ => (SIGILL, ILL_ILLOPC, at),
     };
@@ -119,8 +119,8 @@ pub(super) extern "C" fn interrupt(registers: &mut Registers) {
     }
 }
 
-/// Whether an abort is a translation or permission fault of a known address. All others (alignment,
-/// external aborts) would repeat forever, whatever the tables contain.
+/// Whether an abort is a translation or permission fault of a known address. All other aborts
+/// (alignment, external aborts) would recur forever, whatever the tables contain.
 fn is_about_tables(syndrome: u64) -> bool {
     const ADDRESS_UNKNOWN: u64 = 1 << 10;
     const TRANSLATION: u64 = 0b00_0100;
@@ -136,7 +136,7 @@ fn goes_on_elsewhere(registers: &mut Registers, address: u64) -> bool {
     next.inspect(|next| registers.program_counter = *next).is_some()
 }
 
-/// Any other exception. It is a defect of the kernel or the machine, with these exceptions: a
+/// Any other exception. It is a defect of the kernel or the machine, except in these cases: a
 /// semihosting call that the emulator does not serve, and a fault in a copy of a program's memory,
 /// in the self-test, or at an address that the kernel map was just changing.
 pub(super) extern "C" fn kernel(registers: &mut Registers, number: u64) {

@@ -3,8 +3,8 @@
 use core::arch::global_asm;
 use core::mem::offset_of;
 
-/// Floating-point state. The kernel uses none, so the state stays in the CPU until another thread
-/// runs.
+/// Floating-point state. The kernel uses no floating point, so the state stays in the CPU until
+/// another thread runs.
 #[repr(C, align(16))]
 #[derive(Clone)]
 pub struct FloatingPoint {

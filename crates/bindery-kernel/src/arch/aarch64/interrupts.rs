@@ -1,7 +1,7 @@
 //! Interrupts: a GICv3 (Arm IHI 0069). The only sources are the disk and the timer of each CPU.
 //!
-//! The CPU interface has system registers. Distributor and redistributors are set up once, at boot,
-//! which takes less code than a driver crate.
+//! The CPU interface consists of system registers. The distributor and the redistributors are set
+//! up once, at boot, which takes less code here than a driver crate.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -32,7 +32,8 @@ mod distributor {
     pub const ROUTE: u64 = 0x6000;
 }
 
-/// Registers of a redistributor: two pages of 64 KiB, and two more if it has virtual interrupts.
+/// Registers of a redistributor: two pages of 64 KiB, and two more if the redistributor supports
+/// virtual interrupts.
 mod redistributor {
     pub const TYPE: u64 = 0x8;
     pub const TYPE_VIRTUAL: u32 = 1 << 1;
@@ -154,7 +155,7 @@ pub enum Taken {
     Timer,
     /// Any other. If it was the disk's, it has been handled.
     Other,
-    /// There was none.
+    /// No interrupt was pending.
     None,
 }
 
@@ -185,8 +186,8 @@ pub fn take() -> Taken {
     }
 }
 
-/// Sleeps until an interrupt arrives, and acknowledges it. Returns whether it was the timer's,
-/// which the caller has to handle. Interrupts stay masked: `WFI` wakes all the same, so no
+/// Sleeps until an interrupt arrives and acknowledges it. Returns whether it was a timer interrupt,
+/// which the caller has to handle. Interrupts stay masked. `WFI` wakes all the same, so no
 /// interrupt is lost between the last check for work and the sleep.
 pub fn wait_for_interrupt() -> bool {
     aarch64_cpu::asm::wfi();

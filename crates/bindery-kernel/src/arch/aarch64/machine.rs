@@ -14,7 +14,7 @@ use super::serial;
 
 pub(super) static TREE: Once<Fdt<'static>> = Once::new();
 
-/// Reads the tree at a physical address. Maps memory and the console, and begins to use both.
+/// Reads the tree at a physical address. Maps memory and the console and starts to use both.
 ///
 /// # Panics
 /// If a required node is missing.

@@ -10,7 +10,7 @@ pub fn mark_begin<const PHASE: u32>() {
     unsafe { asm!("movz xzr, #{}", const 0x5000 | PHASE, options(nostack, preserves_flags)) };
 }
 
-/// Marks its end.
+/// Marks the end of the phase.
 #[inline(always)]
 pub fn mark_end<const PHASE: u32>() {
     // SAFETY: does nothing.

@@ -1,6 +1,6 @@
 //! AArch64: arm64 boot protocol, device tree, GICv3, PL011.
 //!
-//! The kernel never takes an interrupt: the idle loop polls the controller.
+//! The kernel never takes an interrupt; the idle loop polls the controller instead.
 //!
 //! # What a real machine needs in addition
 //! The kernel runs on QEMU, which keeps accesses of a CPU whose MMU is off coherent with its

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use super::direct_map;
 
-/// The number of bytes that one `DC ZVA` zeroes; 0 if it cannot be used.
+/// The number of bytes that one `DC ZVA` zeroes; 0 if the instruction cannot be used.
 static BLOCK: AtomicUsize = AtomicUsize::new(0);
 
 /// Blocks zeroed per round; a frame must be a whole number of rounds.
@@ -30,7 +30,7 @@ pub fn begin() {
 ///
 /// # Safety
 /// 1. `length` bytes at `at` are the caller's to write.
-/// 2. Both are multiples of 4,096.
+/// 2. Address and length are multiples of 4,096.
 #[inline]
 pub unsafe fn zero(at: *mut u8, length: usize) {
     let block = BLOCK.load(Ordering::Relaxed);
@@ -62,7 +62,7 @@ pub unsafe fn zero(at: *mut u8, length: usize) {
 ///
 /// # Safety
 /// 1. `from` is valid for reads and `to` for writes of `length` bytes, and the two do not overlap.
-/// 2. All are multiples of 4,096.
+/// 2. Both addresses and the length are multiples of 4,096.
 #[inline]
 pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     // SAFETY: the caller's promise. The vector registers, which would take half the instructions,
@@ -125,7 +125,7 @@ pub fn synchronize_instructions(physical: u64, length: u64) {
                 unsafe { asm!("ic ivau, {}", in(reg) line, options(nostack, preserves_flags)) };
             }
         } else {
-            // Programs fetch by other addresses than the direct map's. SAFETY: as above.
+            // Programs fetch instructions at addresses outside the direct map. SAFETY: as above.
             unsafe { asm!("ic ialluis", options(nostack, preserves_flags)) };
         }
         // SAFETY: orders accesses.
@@ -136,13 +136,14 @@ pub fn synchronize_instructions(physical: u64, length: u64) {
 }
 
 // `memcpy`, `memmove`, `memset`, `memcmp`: the compiler calls them for values that it does not move
-// itself. Those of Rust's library go byte by byte to the next multiple of eight; most calls here
-// are shorter than that is worth.
+// itself. Rust's own versions copy byte by byte up to the next multiple of eight; most calls here
+// are too short for that to pay off.
 //
 // - The MMU is on, and memory is normal memory: accesses need not be aligned (`SCTLR_EL1.A` is 0).
-// - A start and an end that overlap take the place of single bytes: 11 bytes are two times eight.
+// - A head and a tail that overlap replace single-byte accesses: 11 bytes take two accesses of
+//   eight.
 // - Every load of a short copy comes before its stores, so that it serves `memmove` too. A long
-//   copy holds the bytes that its loop does not reach.
+//   copy loads in advance the bytes that its loop does not reach.
 global_asm!(
     r#"
     .section .text.memcpy, "ax"

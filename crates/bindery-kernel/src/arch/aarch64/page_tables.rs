@@ -7,9 +7,9 @@
 //! | `0xffff_ff00_0000_0000` | the device tree, read-only |
 //! | `0xffff_ffff_8000_0000` | the image, by sections (see `boot`) |
 //!
-//! The direct map shows only the root table of the image. These mappings are made once, at boot,
-//! and stay. The console is one of them, because it is used before the kernel map exists; the
-//! kernel map maps all other devices.
+//! The direct map shows only the root table of the image. The kernel's own mappings are made once,
+//! at boot, and never removed. They include the console, which is used before the kernel map
+//! exists; the kernel map maps all other devices.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -42,7 +42,7 @@ pub static mut NO_PROGRAM: Table = Table::EMPTY;
 unsafe extern "C" {
     /// The first byte of the image.
     pub static _start: u8;
-    /// One past its last.
+    /// The address one past the image.
     pub static __image_end: u8;
 }
 
@@ -73,7 +73,7 @@ pub fn physical<T: ?Sized>(linked: *const T) -> u64 {
 /// Tables of the image: [`SPARE_TABLES`], one after the other.
 struct ImageTables;
 
-// SAFETY: 1: each table is taken once, and was never used before. 2: the root, the image's own
+// SAFETY: 1: each table is taken once and was never used before. 2: the root, the image's own
 // tables and those taken here lie in the image, which is mapped where it was linked.
 unsafe impl TableMemory for ImageTables {
     fn allocate(&mut self) -> Frame {
@@ -102,8 +102,8 @@ pub fn map_direct(memory: Stretch, mapping: Mapping) {
     map(DIRECT_MAP + memory.start, memory, mapping);
 }
 
-/// The root table of the upper half. It lies in the image, and from here on the direct map shows
-/// it.
+/// The root table of the upper half. The table lies in the image, and from here on the direct map
+/// shows the table.
 pub fn own_root() -> Frame {
     let root = physical(&raw const ROOT);
     map_direct(Stretch { start: root, end: root + PAGE_SIZE }, Mapping::Data);
@@ -126,13 +126,13 @@ pub fn largest_leaf() -> Level<EntryFormat> {
     Level::PUD
 }
 
-/// The roots are separate: programs' tables contain nothing of the kernel's.
+/// `None`, because the roots are separate and programs' tables contain no kernel entries.
 #[inline]
 pub fn kernel_root() -> Option<Frame> {
     None
 }
 
-/// Maps the device tree at `physical`, and returns its bytes. `None` if there is no tree.
+/// Maps the device tree at `physical` and returns its bytes. `None` if there is no tree.
 pub fn map_device_tree(physical: u64) -> Option<&'static [u8]> {
     const MAGIC: u32 = 0xd00d_feed;
     /// The magic number and the length, both big-endian.

@@ -13,7 +13,7 @@ pub fn cpu() -> u16 {
     TPIDR_EL1.get() as u16
 }
 
-/// Nothing to do: the CPU keeps SP_EL1, so an exception enters the kernel on the stack that it
+/// No operation: the CPU retains SP_EL1, so an exception enters the kernel on the stack that it
 /// left.
 #[inline]
 pub fn set_kernel_stack(_top: *mut u8) {}

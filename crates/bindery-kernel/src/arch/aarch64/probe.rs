@@ -34,7 +34,7 @@ probe_call:
 /// Instructions that only return: `ret`.
 pub const RETURN: [u8; 4] = 0xd65f_03c0_u32.to_le_bytes();
 
-/// Ends the routine that faulted at `address`. `false` if the fault is none of theirs.
+/// Ends the routine that faulted at `address`. `false` if no routine caused the fault.
 pub(super) fn ends(registers: &mut Registers, address: u64) -> bool {
     /// `PSTATE.BTYPE`: the kind of the last branch.
     const BRANCH_TYPE: u64 = 0b11 << 10;
@@ -57,7 +57,7 @@ pub fn decode_fault(syndrome: u64) -> AccessFault {
     }
 }
 
-/// A control register of this CPU. `None`: a register of the other architecture.
+/// A control register of this CPU. `None` for a register of the other architecture.
 pub fn control_register(register: Register) -> Option<u64> {
     Some(match register {
         Register::SctlrEl1 => SCTLR_EL1.get(),

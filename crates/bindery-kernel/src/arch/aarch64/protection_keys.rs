@@ -2,7 +2,7 @@
 
 use bindery::arch::KeyRights;
 
-/// No protection keys: the kernel does not use permission overlays (FEAT_S1POE).
+/// No protection keys, because the kernel does not use permission overlays (FEAT_S1POE).
 #[inline]
 pub fn protection_keys() -> u8 {
     1

@@ -66,7 +66,7 @@ impl Registers {
         errno == i64::from(Errno::RESTART.0) || errno == i64::from(Errno::RESTART_WITHOUT_HANDLER.0)
     }
 
-    /// Skips the instruction as if it had executed: BTYPE (bits 11:10) is 0 then.
+    /// Skips the instruction as if it had executed, which sets BTYPE (bits 11:10) to 0.
     pub(super) fn skip_instruction(&mut self) {
         self.program_counter += INSTRUCTION;
         self.state &= !(0b11 << 10);

@@ -77,17 +77,17 @@ unsafe impl Plain for Records {}
 // SAFETY: as above.
 unsafe impl Plain for FloatingPointRecord {}
 
-/// The bits of PSTATE that programs may set: N, Z, C, V, TCO, DIT, SSBS and BTYPE. All others are
-/// clear in EL0, which itself is 0.
+/// The bits of PSTATE that programs may set: N, Z, C, V, TCO, DIT, SSBS and BTYPE. All other bits
+/// are clear in EL0, since EL0 itself is encoded as 0.
 const PROGRAMS_STATE: u64 = 0b1111 << 28 | 1 << 25 | 1 << 24 | 1 << 12 | 0b11 << 10;
 /// The bits of PSTATE that a handler inherits.
 const KEPT_STATE: u64 = 0b1111 << 28 | 1 << 24 | 1 << 12;
 
-/// BTYPE of a call through a register (`BLR`). A handler begins with it, so in a guarded page it
-/// needs a landing pad.
+/// BTYPE of a call through a register (`BLR`). A handler begins with this BTYPE, so a handler in a
+/// guarded page needs a landing pad.
 const CALLED: u64 = 0b10 << 10;
 
-/// Builds the frame on the program's stack, and sets the registers so that the handler runs.
+/// Builds the frame on the program's stack and sets the registers so that the handler runs.
 ///
 /// # Errors
 /// `EFAULT` if the stack cannot be written; nothing is changed then.
@@ -154,7 +154,8 @@ pub type Restored = (u64, (u64, u32, u64));
 /// Restores a frame (`rt_sigreturn`): registers, and floating-point state in the CPU.
 ///
 /// # Errors
-/// `EFAULT` if there is no frame, or if a program may not have its state; nothing is changed then.
+/// `EFAULT` if there is no frame, or if a program may not have the frame's state; nothing is
+/// changed then.
 pub fn pop(registers: &mut Registers) -> Result<Restored, Errno> {
     let at = registers.stack_pointer;
     if !at.is_multiple_of(16) {
@@ -179,7 +180,8 @@ pub fn pop(registers: &mut Registers) -> Result<Restored, Errno> {
     Ok((frame.mask, (frame.stack, frame.stack_flags as u32, frame.stack_size)))
 }
 
-/// Finds the floating-point record in a frame. Programs may have moved it, or added other records.
+/// Finds the floating-point record in a frame. Programs may have moved the record or added other
+/// records.
 fn floating_point_record(records: u64) -> Result<FloatingPointRecord, Errno> {
     let mut offset = 0;
     while offset <= RECORDS - 16 {

@@ -20,7 +20,8 @@ static TICKS_PER_NANOSECOND: AtomicU64 = AtomicU64::new(0);
 /// The address of the PL031's registers; 0 if there is none.
 static CALENDAR: AtomicU64 = AtomicU64::new(0);
 
-/// Reads the counter's frequency from the CPU; `calendar` has the time of day.
+/// Reads the counter's frequency from the CPU; `calendar` is the address of the clock with the time
+/// of day.
 pub fn begin(calendar: Option<u64>) {
     let frequency = CNTFRQ_EL0.get();
     assert!(
@@ -34,7 +35,7 @@ pub fn begin(calendar: Option<u64>) {
     TICKS_PER_NANOSECOND.store(ticks as u64, Ordering::Relaxed);
     CALENDAR.store(calendar.unwrap_or(0), Ordering::Relaxed);
     CNTV_CTL_EL0.set(0);
-    // Programs may read the virtual counter (and its frequency), and nothing else.
+    // Programs may read only the virtual counter and its frequency.
     CNTKCTL_EL1.write(CNTKCTL_EL1::EL0VCTEN::SET);
 }
 
@@ -63,7 +64,7 @@ pub fn set_timer(at: Option<u64>) {
     };
     let scale = TICKS_PER_NANOSECOND.load(Ordering::Relaxed);
     let ticks = u128::from(at) * u128::from(scale) >> TICKS_SHIFT;
-    // One tick more than rounded down: the time has come when the interrupt arrives.
+    // Rounded down plus one tick, so that the time has passed when the interrupt arrives.
     CNTV_CVAL_EL0.set(u64::try_from(ticks).map_or(u64::MAX, |ticks| ticks.saturating_add(1)));
     CNTV_CTL_EL0.write(CNTV_CTL_EL0::ENABLE::SET);
 }

@@ -1,7 +1,7 @@
 //! The table root of programs in `TTBR0_EL1`, and TLB invalidation.
 //!
 //! All programs have address-space identifier 0, so loading another root invalidates every entry
-//! that is not global. Only the kernel's own translations stay.
+//! that is not global. Only the kernel's own translations survive.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -36,8 +36,8 @@ pub fn unload_root() {
 }
 
 fn load(root: u64) {
-    // SAFETY: a root of the core's, or the empty one. Between the first two steps the CPU may still
-    // remember something of the old tables, but the kernel touches no address of a program.
+    // SAFETY: a root that the core built, or the empty root. Between the first two steps the CPU
+    // may still cache translations of the old tables, but the kernel accesses no program address.
     unsafe {
         asm!(
             "msr ttbr0_el1, {root}",
@@ -50,19 +50,19 @@ fn load(root: u64) {
     }
 }
 
-/// Invalidates translations of programs on all CPUs. No CPU can have cached other tables than the
+/// Invalidates translations of programs on all CPUs. No CPU can have cached tables other than the
 /// loaded ones, so the root does not matter.
 #[inline]
 pub fn invalidate(_root: Frame, what: &Invalidation) {
     let (start, end) = (what.range.start().0 >> 12, (what.range.end().0 + 0xfff) >> 12);
-    // SAFETY: barriers: walks after it see the writes before the call.
+    // SAFETY: barriers. Walks after them see the writes before the call.
     unsafe { asm!("dsb ishst", options(nostack, preserves_flags)) };
     if what.range.len() <= what.stride {
         one(start, what.tables);
     } else {
         several(start, end, what);
     }
-    // SAFETY: as above: waits for all CPUs, and makes this one walk again.
+    // SAFETY: as above. Waits for all CPUs and makes this one walk the tables again.
     unsafe { asm!("dsb ish", "isb", options(nostack, preserves_flags)) };
 }
 

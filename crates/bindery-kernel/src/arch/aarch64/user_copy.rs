@@ -1,10 +1,10 @@
 //! The routines behind [`super::super::user_copy`].
 //!
-//! The MMU checks the rights of the program's entries: with PAN off the kernel may read what the
-//! program may read, and write what it may write. (The kernel may also read pages that a program
-//! may run: the core has no entries that only allow execution.) A fault leads to the end of the
-//! routine. If the block crossed a page, that copies the bytes up to the end of the first page. It
-//! returns how many are left.
+//! The MMU checks the rights in the program's entries. With PAN off, the kernel may read what the
+//! program may read and write what the program may write. (The kernel may also read pages that a
+//! program may execute, since the core has no execute-only entries.) A fault leads to the end of
+//! the routine. If the block crossed a page, the code there copies the bytes up to the end of the
+//! first page. It returns how many bytes are left.
 //!
 //! Long copies use vector registers. Eight of them hold values of the program, which are saved on
 //! the stack during the copy. The kernel is never interrupted, and a fault continues here.
@@ -131,8 +131,8 @@ unsafe extern "C" {
     static user_copy_faults: [[u64; 3]; 8];
 }
 
-/// Whether PAN is available (1 or 0): the processor then refuses the kernel's accesses to programs'
-/// pages unless it is cleared.
+/// Whether PAN is available (1 or 0). If it is, the processor refuses the kernel's accesses to
+/// programs' pages unless PAN is cleared.
 static HAS_PAN: AtomicU64 = AtomicU64::new(0);
 
 /// Reads the processor's features.

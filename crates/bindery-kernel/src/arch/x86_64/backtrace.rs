@@ -5,8 +5,8 @@ use core::arch::asm;
 use super::page_tables;
 
 /// Passes the return addresses of the functions above the caller, the nearest first. Follows the
-/// frame pointers as long as they lie in mapped memory of the kernel. From the stack of a double
-/// fault they lead to the interrupted one.
+/// frame pointers while they lie in mapped kernel memory. From the stack of a double fault, the
+/// frame pointers lead to the interrupted stack.
 pub fn return_addresses(mut each: impl FnMut(u64)) {
     const MOST: usize = 64;
     let mut frame: u64;

@@ -3,7 +3,7 @@
 //! QEMU loads the image and enters it by PVH: 32-bit mode, paging off, EBX with the physical
 //! address of a structure that describes memory, modules and the command line (Xen's
 //! `hvm_start_info`). The assembly maps the first gibibyte three times: at its physical address, in
-//! the direct map, and where the kernel was linked. On these tables the Rust code runs, and builds
+//! the direct map, and where the kernel was linked. The Rust code starts on these tables and builds
 //! the kernel's own (`page_tables`).
 
 use core::arch::global_asm;
@@ -178,7 +178,7 @@ extern "C" fn entered(start_info: u64) -> ! {
 /// # Safety
 /// 1. There is a `T` at the physical address, within the first gibibyte.
 unsafe fn read<T: Copy>(physical: u64) -> T {
-    // SAFETY: the caller's promise; the boot protocol aligns nothing for sure.
+    // SAFETY: the caller's promise; the boot protocol guarantees no alignment.
     unsafe { page_tables::direct_map(physical).cast::<T>().read_unaligned() }
 }
 
@@ -220,8 +220,8 @@ fn command_line(at: u64) -> &'static str {
         !smp::FIRST_PAGE.contains(&at),
         "the boot loader has put the command line into the page in which other CPUs begin"
     );
-    // SAFETY: the boot protocol puts a text there that ends with a zero byte; it is kept out of
-    // free memory.
+    // SAFETY: the boot protocol puts a text there that ends with a zero byte; its memory is kept
+    // out of free memory.
     let line = unsafe { core::ffi::CStr::from_ptr(page_tables::direct_map(at).as_ptr().cast()) };
     match line.to_str() {
         Ok(line) => line,

@@ -1,6 +1,6 @@
 //! Features without which the kernel or its programs cannot run, checked before anything else, in
 //! 32-bit mode. If the processor lacks a feature, the kernel says so on the console and over the
-//! control channel, and the machine ends. One feature is reported in 64-bit mode only, and is
+//! control channel, and the machine ends. One feature is reported only in 64-bit mode and is
 //! checked there ([`check_calls`]).
 
 use core::arch::global_asm;

@@ -43,7 +43,7 @@ pub fn huge_page_sizes() -> &'static [u32] {
     if has_giant_pages() { &[21, 30] } else { &[21] }
 }
 
-/// Indirect branches are not checked: the kernel does not use CET.
+/// No checks of indirect branches, because the kernel does not use CET.
 #[inline]
 pub fn branch_target_identification() -> bool {
     false
@@ -55,8 +55,8 @@ pub fn hardware_capabilities() -> [u64; 2] {
     [0x078b_fbff, 0]
 }
 
-/// A number from the processor's random number generator. `None` if it has none, or if none is
-/// ready.
+/// A number from the processor's random number generator. `None` if the processor has no generator,
+/// or if no number is ready.
 pub fn random_word() -> Option<u64> {
     if leaf(1, 0).ecx & 1 << 30 == 0 {
         return None;
@@ -96,7 +96,7 @@ pub fn enable() {
     // neither runs nor touches programs' pages, or concern instructions of programs.
     unsafe {
         Cr4::write(flags);
-        // Entries 0 and 3, the only ones in use by existing mappings, keep their types.
+        // Entries 0 and 3, the only ones that existing mappings use, keep their types.
         Msr::new(PAGE_ATTRIBUTES).write(PAGE_ATTRIBUTE_TABLE);
         Efer::update(|efer| {
             efer.insert(EferFlags::SYSTEM_CALL_EXTENSIONS | EferFlags::NO_EXECUTE_ENABLE);

@@ -50,15 +50,15 @@ impl ConfigurationAccess for Ports {
     }
 }
 
-/// A device that was found.
+/// A disk that was found.
 pub struct Found {
-    /// Its transport.
+    /// The disk's transport.
     pub transport: Transport,
     /// The common configuration of virtio.
     common: NonNull<u8>,
 }
 
-/// Finds the disk, and routes its interrupt to the calling CPU.
+/// Finds the disk and routes its interrupt to the calling CPU.
 pub fn find<H: Hal>() -> Option<Found> {
     let mut root = PciRoot::new(Ports);
     let mut functions = root.enumerate_bus(0);
@@ -98,8 +98,8 @@ fn registers(
     NonNull::new(map_registers(start + u64::from(offset), 64))
 }
 
-/// Fills the first entry of the table of messages (PCI specification, "MSI-X Table Structure";
-/// Intel SDM volume 3A, "Message Signalled Interrupts").
+/// Fills the first entry of the MSI-X table (PCI specification, "MSI-X Table Structure"; Intel SDM
+/// volume 3A, "Message Signalled Interrupts").
 fn route(entry: NonNull<u32>) {
     let address = 0xfee0_0000 | interrupts::id() << 12;
     for (at, value) in [address, 0, DISK as u32, 0].into_iter().enumerate() {
@@ -109,7 +109,7 @@ fn route(entry: NonNull<u32>) {
 }
 
 impl Found {
-    /// Makes the first queue send the first message. Called once the queue is set up.
+    /// Makes the first queue send the first MSI-X message. Called after the queue is set up.
     pub fn begin(common: NonNull<u8>) {
         const QUEUE: usize = 0x16;
         const QUEUE_MESSAGE: usize = 0x1a;

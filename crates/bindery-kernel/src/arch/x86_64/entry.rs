@@ -1,8 +1,9 @@
 //! Entry from a program into the kernel and return to it: system calls, exceptions, interrupts.
 //!
-//! Every way into the kernel puts the program's registers at the top of its kernel stack, as
-//! [`Registers`]. The only way back is `iretq`, which unlike `sysret` is safe for non-canonical
-//! addresses. In the kernel GS points to this CPU's block (`per_cpu`); programs have their own GS.
+//! Every entry into the kernel stores the program's registers at the top of the thread's kernel
+//! stack, as [`Registers`]. The only way back is `iretq`, which unlike `sysret` is safe for
+//! non-canonical addresses. In the kernel GS points to this CPU's block (`per_cpu`); programs have
+//! their own GS.
 
 use core::arch::global_asm;
 use core::mem::offset_of;
@@ -143,13 +144,13 @@ pub fn exception_entry(vector: usize) -> u64 {
     &raw const exception_entries as u64 + (vector * ENTRY_SIZE) as u64
 }
 
-/// Patches `clac` into the entry code if the processor has it: otherwise a program could turn
+/// Patches `clac` into the entry code if the processor has it, since a program could otherwise turn
 /// access prevention off for the kernel. Runs before code becomes read-only.
 pub fn adapt() {
     user_copy::adapt();
     if cpu_features::has_smap() {
         let place = (&raw const forbid_user_access).cast_mut().cast::<[u8; 3]>();
-        // SAFETY: the place is three bytes long, writable as yet, and has not run.
+        // SAFETY: the place is three bytes long, still writable, and has not run.
         unsafe { place.write_volatile([0x0f, 0x01, 0xca]) };
     }
 }

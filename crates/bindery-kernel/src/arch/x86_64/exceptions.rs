@@ -42,7 +42,7 @@ pub extern "C" fn exception(registers: &mut Registers) {
         if registers.error & (PRESENT | USER) == PRESENT {
             // QEMU reads the words that `iretq` pops with the rights of the kernel and reports such
             // a fault; a processor never reports a program's access like this. No mapping could
-            // allow it.
+            // allow such an access.
             return trap::exception(registers, SIGSEGV, SI_KERNEL as i32, 0);
         }
         if registers.error & RESERVED != 0 {
@@ -78,7 +78,7 @@ pub extern "C" fn exception(registers: &mut Registers) {
     trap::exception(registers, signal, code as i32, address);
 }
 
-/// Handles an exception or an interrupt that arrived while the kernel ran: interrupts are enabled
+/// Handles an exception or an interrupt that arrived while the kernel ran. Interrupts are enabled
 /// only in the idle loop. A page fault is expected in a copy from or to a program, in the
 /// self-test, and while the kernel map changes. Every other exception is a defect of the kernel.
 pub extern "C" fn exception_in_kernel(registers: &mut Registers) {
@@ -135,8 +135,8 @@ fn die(registers: &Registers) -> ! {
     log!("cs {cs:#x} flags {flags:#x} cr2 {:016x}", fault_address());
     let has_address = matches!(*vector, DOUBLE_FAULT | PAGE_FAULT);
     let address = if has_address { fault_address() } else { 0 };
-    // On an overflowed stack there is no room for the exception either. It becomes a double fault,
-    // which has its own stack.
+    // An overflowed stack has no room for the exception's frame either, so the exception becomes a
+    // double fault, which has its own stack.
     scheduler::check_stack(address);
     let (name, offset) = symbols::name(*rip).unwrap_or(("?", 0));
     panic!(
@@ -145,7 +145,7 @@ fn die(registers: &Registers) -> ! {
     );
 }
 
-/// The cause of a debug exception, from a register that the kernel has to clear.
+/// The cause of a debug exception, read from a register that the kernel must clear.
 fn step_or_breakpoint() -> u32 {
     let step = Dr6::read_raw() & Dr6Flags::STEP.bits() != 0;
     // SAFETY: clears the processor's flags; the bits above are always set.
@@ -174,7 +174,7 @@ fn sse_code() -> u32 {
     floating_point_code(mxcsr & !(mxcsr >> 7))
 }
 
-/// The exception bits of both units have the same meaning. The first one that is set and not masked
+/// The exception bits of both units have the same meaning. The first bit that is set and not masked
 /// counts.
 fn floating_point_code(raised: u32) -> u32 {
     match raised & 0x3f {

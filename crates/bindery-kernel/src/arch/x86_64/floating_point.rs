@@ -1,5 +1,6 @@
 //! The floating-point state: x87, SSE, and AVX if the processor has it. AVX-512 stays disabled. The
-//! rights to protection keys are switched along with it, by separate instructions.
+//! rights to protection keys are switched along with the floating-point state, by separate
+//! instructions.
 //!
 //! The kernel uses no floating-point registers, so a program's state stays in the processor until
 //! another thread runs.
@@ -32,13 +33,14 @@ const LEGACY_PARTS: u64 = 3;
 /// AVX too: all that the kernel requests of `XSAVE`.
 const ALL_PARTS: u32 = 7;
 
-/// The bits of MXCSR that may be set; this is the value of processors that do not report it.
+/// The bits of MXCSR that may be set; the initial value is for processors that do not report these
+/// bits.
 static MXCSR_ALLOWED: AtomicU32 = AtomicU32::new(0xffbf);
 
 /// The number of bytes that this processor stores; [`LEGACY_SIZE`] without `XSAVE`.
 static SIZE: AtomicUsize = AtomicUsize::new(LEGACY_SIZE);
 
-/// The number of bytes of an image that have a meaning.
+/// The number of meaningful bytes in an image.
 pub fn size() -> usize {
     SIZE.load(Ordering::Relaxed)
 }
@@ -77,8 +79,8 @@ pub(super) fn enable() {
     );
     SIZE.store(size, Ordering::Relaxed);
     if protection_keys::protection_keys() > 1 {
-        // For programs that ask for the layout of signal frames. SAFETY: as above; `XSAVE` is never
-        // asked for the keys.
+        // For programs that ask for the layout of signal frames. SAFETY: as above; the kernel never
+        // saves the keys with `XSAVE`.
         unsafe { XCr0::write(parts | XCr0Flags::MPK) };
     }
 }
@@ -142,7 +144,7 @@ impl FloatingPoint {
         }
     }
 
-    /// The bytes of the image that have a meaning.
+    /// The meaningful bytes of the image.
     pub(super) fn image(&self) -> &[u8] {
         &self.image[..size()]
     }
@@ -152,7 +154,7 @@ impl FloatingPoint {
         u64::from_le_bytes(self.word(LEGACY_SIZE))
     }
 
-    /// Loads bytes that a program has written, and clears bits that the processor would reject with
+    /// Loads bytes that a program has written and clears bits that the processor would reject with
     /// a fault in the kernel. Without `parts` the bytes have no header, only the legacy part.
     /// Missing bytes have their initial value.
     pub(super) fn from_program(bytes: &[u8], parts: Option<u64>) -> Self {
@@ -160,7 +162,7 @@ impl FloatingPoint {
         new.image[..bytes.len()].copy_from_slice(bytes);
         let mxcsr = u32::from_le_bytes(new.word(MXCSR)) & MXCSR_ALLOWED.load(Ordering::Relaxed);
         new.image[MXCSR..][..4].copy_from_slice(&mxcsr.to_le_bytes());
-        // Of the header, only the first word, which lists the components, may be nonzero.
+        // Only the header's first word, which lists the components, may be nonzero.
         let given = u64::from_le_bytes(new.word(LEGACY_SIZE));
         new.image[LEGACY_SIZE..][..HEADER_SIZE].fill(0);
         let present = parts.map_or(LEGACY_PARTS, |parts| given & parts);

@@ -11,7 +11,7 @@ pub const TIMER: u64 = 32;
 pub const FORGET: u64 = 33;
 /// The vector of the disk.
 pub const DISK: u64 = 34;
-/// The vector of a spurious interrupt: one that was withdrawn before its delivery.
+/// The vector of a spurious interrupt, which was withdrawn before its delivery.
 pub const FALSE_ALARM: u64 = 47;
 
 const ID: u64 = 0x20;
@@ -57,7 +57,7 @@ pub fn silence_old_controllers() {
     }
 }
 
-/// Records the address of the mapped registers, and sets up those of the first CPU.
+/// Records the address of the mapped registers and sets up those of the first CPU.
 pub fn begin(registers: *mut u8) {
     REGISTERS.store(registers as u64, Ordering::Relaxed);
     begin_here();
@@ -110,11 +110,11 @@ fn send_low(command: u32) {
     }
 }
 
-/// Sleeps until an interrupt has arrived. Returns whether it was the timer's and the caller has to
-/// handle it; on x86-64 the entry code has.
+/// Sleeps until an interrupt has arrived. Returns whether it was a timer interrupt that the caller
+/// has to handle. On x86-64 the entry code has already handled it.
 pub fn wait_for_interrupt() -> bool {
-    // `sti` takes effect after `hlt` has begun: a pending interrupt is handled there, and ends the
-    // sleep.
+    // `sti` takes effect after `hlt` has begun, so a pending interrupt is handled there and ends
+    // the sleep.
     x86_64::instructions::interrupts::enable_and_hlt();
     x86_64::instructions::interrupts::disable();
     false

@@ -99,7 +99,8 @@ fn table(tables: &mut Tables, at: u64) -> &'static [u8] {
 
 fn bytes(tables: &mut Tables, at: u64, length: u64) -> &'static [u8] {
     tables.map_direct(Stretch { start: at, end: at + length }, Mapping::Constants);
-    // SAFETY: mapped by now, and firmware's memory, which is never free memory.
+    // SAFETY: the table was mapped above and lies in the firmware's memory, which is never handed
+    // out as free memory.
     unsafe { core::slice::from_raw_parts(direct_map(at).as_ptr(), length as usize) }
 }
 

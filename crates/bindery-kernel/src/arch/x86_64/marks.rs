@@ -13,7 +13,7 @@ pub fn mark_begin<const PHASE: u32>() {
     }
 }
 
-/// Marks its end.
+/// Marks the end of the phase.
 #[inline(always)]
 pub fn mark_end<const PHASE: u32>() {
     // SAFETY: does nothing.

@@ -1,7 +1,7 @@
 //! x86-64: PVH entry, ACPI tables, local APIC, 16550.
 //!
-//! Speculative side channels are open: the kernel enables no mitigation, and kernel and programs
-//! share their tables. Programs that must not learn from each other need another kernel.
+//! Speculative side channels are open, because the kernel enables no mitigation and shares its
+//! tables with programs. Programs that must not learn from each other need another kernel.
 
 mod backtrace;
 mod boot;

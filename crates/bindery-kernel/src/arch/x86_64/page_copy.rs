@@ -5,7 +5,7 @@ use core::arch::asm;
 /// Fills with zeroes.
 ///
 /// Eight bytes at a time: with fast string operations this is as fast as single bytes, and an
-/// emulator, which executes each step, needs fewer of them.
+/// emulator, which executes each step, needs fewer steps.
 ///
 /// # Safety
 /// 1. `at` is valid for writes of `length` bytes, a multiple of 8.
@@ -32,5 +32,5 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     }
 }
 
-/// Nothing to do: fetches see writes at once. The core never calls this.
+/// No operation, because fetches see writes at once. The core never calls this function.
 pub fn synchronize_instructions(_physical: u64, _length: u64) {}

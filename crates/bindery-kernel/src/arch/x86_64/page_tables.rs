@@ -6,9 +6,9 @@
 //! ffffc00000000000 .. ffffc07fffffffff   the arena of `memory::kernel_map`
 //! ffffffff80000000 + physical            the kernel's image, section by section
 //! ```
-//! No page is writable and executable: the direct map is never executable, and it maps the image's
-//! code and constants read-only. Every program's root shares the upper half's three entries, which
-//! never change after boot. All leaves there are global.
+//! No page is both writable and executable. The direct map is never executable, and it maps the
+//! image's code and constants read-only. Every program's root shares the upper half's three
+//! entries, which never change after boot. All leaves there are global.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ use super::{EntryFormat, cpu_features, tlb};
 const DIRECT_MAP: u64 = 0xffff_8000_0000_0000;
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
 
-/// The bytes that the boot tables map; new tables have to be within them.
+/// The bytes that the boot tables map; new tables must lie within them.
 const REACH: u64 = 1 << 30;
 
 /// The maximum size of the direct map: one entry of the root.
@@ -89,7 +89,7 @@ unsafe impl TableMemory for TableFrames {
 pub type Tables = BootTables<TableFrames>;
 
 impl Tables {
-    /// Maps whole pages around `memory` in the direct map; existing mappings stay.
+    /// Maps whole pages around `memory` in the direct map; existing mappings are kept.
     pub fn map_direct(&mut self, memory: Stretch, mapping: Mapping) {
         self.map(VirtAddr(DIRECT_MAP + memory.start), memory, mapping);
     }
@@ -113,7 +113,7 @@ impl Tables {
     }
 }
 
-/// Builds the kernel's tables and loads them. Allocates memory for them, and records it in
+/// Builds the kernel's tables and loads them. Allocates memory for them and records it in
 /// `reserved`.
 pub fn begin(information: &mut Information) -> Tables {
     for memory in &mut information.memory {
@@ -153,7 +153,8 @@ pub fn begin(information: &mut Information) -> Tables {
     tables.map_image(Stretch { start: code, end: constants }, Mapping::Code);
     tables.map_image(Stretch { start: constants, end: data }, Mapping::Constants);
     tables.map_image(Stretch { start: data, end }, Mapping::Data);
-    // Read-only parts come first: they stay so when the memory around them is mapped.
+    // Read-only parts come first, because existing mappings stay when the memory around them is
+    // mapped.
     tables.map_direct(Stretch { start: code, end: data }, Mapping::Constants);
     for memory in information.memory {
         tables.map_direct(memory, Mapping::Data);

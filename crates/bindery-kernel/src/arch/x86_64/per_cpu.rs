@@ -24,8 +24,8 @@ pub const USER_DATA: u16 = 5 << 3 | 3;
 pub const USER_CODE: u16 = 6 << 3 | 3;
 const TASK: u16 = 7 << 3;
 
-/// Vectors that can be taken: 32 exceptions, the timer, one CPU's interrupt of the others, and the
-/// local APIC's false alarm.
+/// Vectors that can be taken: 32 exceptions, the timer, the interrupt that one CPU sends to the
+/// others, and the local APIC's spurious interrupt.
 pub const VECTORS: usize = 48;
 
 /// Offsets in the block that GS points to.
@@ -37,7 +37,7 @@ pub(super) const USER_STACK: usize = 8;
 pub struct Stack<const SIZE: usize>([u8; SIZE]);
 
 impl<const SIZE: usize> Stack<SIZE> {
-    /// An unused one.
+    /// An unused stack.
     pub const fn new() -> Self {
         Self([0; SIZE])
     }
@@ -53,8 +53,8 @@ pub struct Local {
     number: u64,
     task: TaskStateSegment,
     segments: [u64; 9],
-    /// The stack of double faults and of exceptions that cannot be masked: at those, the stack
-    /// pointer may have any value.
+    /// The stack of double faults and of exceptions that cannot be masked, which may arrive with
+    /// any value in the stack pointer.
     stacks: [Stack<8192>; 2],
 }
 
@@ -63,7 +63,7 @@ const _: () = assert!(offset_of!(Local, user_stack) == USER_STACK);
 
 static mut FIRST: Local = Local::new(0);
 
-/// The gates of exceptions and interrupts. All CPUs share them; the first one makes them.
+/// The gates of exceptions and interrupts. All CPUs share them; the first CPU creates them.
 static mut GATES: [u128; VECTORS] = [0; VECTORS];
 
 impl Local {
@@ -79,10 +79,11 @@ impl Local {
         }
     }
 
-    /// Makes the running CPU use the block: from here on it handles exceptions, and [`cpu`] works.
+    /// Makes the running CPU use the block. From here on the CPU handles exceptions, and [`cpu`]
+    /// works.
     ///
     /// # Safety
-    /// 1. It stays there forever, nothing else uses it, and the gates are made.
+    /// 1. The block stays there forever, nothing else uses it, and the gates are made.
     pub unsafe fn load(this: *mut Self) {
         // SAFETY: the caller's promise; the descriptors and stacks belong to the block.
         unsafe {
@@ -94,8 +95,8 @@ impl Local {
                 Descriptor::SystemSegment(low, high) => (low, high),
                 Descriptor::UserSegment(_) => unreachable!("a task state is a system segment"),
             };
-            // Linux has the 32-bit code of programs at index 4. Here it is empty: no program enters
-            // 32-bit mode.
+            // Linux has the 32-bit code of programs at index 4. Here the entry is empty, because no
+            // program enters 32-bit mode.
             (*this).segments = [
                 0,
                 0,
@@ -138,7 +139,7 @@ fn pointer<T>(table: *const T) -> DescriptorTablePointer {
 static SYSTEM_CALLS: AtomicU64 = AtomicU64::new(0);
 
 /// Makes the gates and sets up the first CPU. `system_calls` is the entry of system calls;
-/// `exceptions` returns that of a vector.
+/// `exceptions` returns the entry of a vector.
 pub fn begin(system_calls: u64, exceptions: impl Fn(usize) -> u64) {
     SYSTEM_CALLS.store(system_calls, Ordering::Relaxed);
     const BREAKPOINT: usize = 3;

@@ -46,7 +46,7 @@ pub(super) fn fault_address() -> u64 {
     address
 }
 
-/// Ends the routine that caused this fault. `false` if no routine did.
+/// Ends the routine that caused this fault. `false` if no routine caused it.
 pub(super) fn ends(registers: &mut Registers) -> bool {
     if !is_expected(fault_address()) {
         return false;
@@ -68,7 +68,7 @@ pub fn decode_fault(error: u64) -> AccessFault {
     }
 }
 
-/// A control register of this CPU. `None`: a register of the other architecture.
+/// A control register of this CPU. `None` for a register of the other architecture.
 pub fn control_register(register: Register) -> Option<u64> {
     Some(match register {
         Register::Cr0 => Cr0::read_raw(),

@@ -24,7 +24,7 @@ pub(super) const INITIAL: KeyRights = KeyRights(0x5555_5554);
 /// The offset of PKRU in the compacted image of `XSAVE`; 0 without keys.
 static OFFSET: AtomicU32 = AtomicU32::new(0);
 
-/// Detects protection keys. CR4 is set by now. Part of [`cpu_features::enable`].
+/// Detects protection keys. CR4 is already set. Part of [`cpu_features::enable`].
 pub(super) fn enable() {
     if Cr4::read().contains(Cr4Flags::PROTECTION_KEY_USER) {
         OFFSET.store(cpu_features::leaf(13, 9).ebx, Ordering::Relaxed);
@@ -61,7 +61,8 @@ pub fn key_rights() -> KeyRights {
 /// Changes it.
 #[inline]
 pub fn set_key_rights(rights: KeyRights) {
-    // Most threads have the same rights, and a write of PKRU may wait for all earlier accesses.
+    // Most threads have the same rights, and a write to PKRU may wait for all earlier accesses, so
+    // skip it if it changes nothing.
     if key_rights() == rights || protection_keys() == 1 {
         return;
     }

@@ -96,8 +96,8 @@ impl Registers {
     }
 
     /// Sets the next instruction. The processor would fault on a non-canonical address while still
-    /// in the kernel. So such addresses, and those of the kernel's half, become the first one
-    /// behind a program's own: there the program faults.
+    /// in the kernel. So such addresses, and those of the kernel's half, become the first address
+    /// behind a program's own, where the program faults.
     pub fn set_program_counter(&mut self, at: u64) {
         self.rip = at.min(USER_END);
     }
@@ -112,7 +112,7 @@ impl Registers {
         self.rsp = at;
     }
 
-    /// Clears the vector and the error code: the registers no longer belong to that entry.
+    /// Clears the vector and the error code, because the registers no longer belong to that entry.
     pub(super) fn forget_cause(&mut self) {
         (self.vector, self.error) = (0, 0);
     }

@@ -4,7 +4,7 @@ use x86_64::instructions::port::Port;
 
 const SERIAL: u16 = 0x3f8;
 
-/// In the line status: a byte has come.
+/// In the line status: a byte was received.
 const RECEIVED: u8 = 1 << 0;
 /// In the line status: there is room for a byte to send.
 const ROOM: u8 = 1 << 5;

@@ -8,7 +8,7 @@
 //!   Frame: return address, ucontext, siginfo         so that the address of the return address
 //!   ^ stack pointer of the handler                   plus 8 is a multiple of 16
 //! ```
-//! A program may forge the frame that it returns with. Every value ends in a register that the
+//! A program may forge the frame with which it returns. Every value ends in a register that the
 //! program could have loaded itself.
 
 use core::mem::{offset_of, size_of};
@@ -82,12 +82,12 @@ unsafe impl Plain for Frame {}
 /// The red zone: bytes below its stack pointer that the program may use.
 const RED_ZONE: u64 = 128;
 
-/// `uc_flags`: the image is in `XSAVE` format; the stack segment is saved, and restored strictly.
+/// `uc_flags`: the image is in `XSAVE` format; the stack segment is saved and restored strictly.
 const HAS_HEADER: u64 = 1;
 const STACK_SEGMENT: u64 = 6;
 
 /// The words at the end of the legacy image that describe the state behind it (`struct
-/// _fpx_sw_bytes`), and the word behind all of it.
+/// _fpx_sw_bytes`), and the word behind the whole image.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Description {
@@ -109,7 +109,7 @@ const END_MAGIC: u32 = 0x4650_5845;
 /// overflow, resume, alignment check.
 const CHANGEABLE: u64 = 0x0005_0dd5;
 
-/// Builds the frame on the program's stack, and sets the registers so that the handler runs.
+/// Builds the frame on the program's stack and sets the registers so that the handler runs.
 /// Floating-point state and rights to protection keys get their initial values. So key 0 must allow
 /// the handler's stack, as on Linux.
 ///
@@ -123,8 +123,8 @@ pub fn push(
     with_all_keys(|| push_frame(registers, floating_point, delivery))
 }
 
-/// Writes or reads a frame with full rights to all keys: the thread's rights do not apply, as on
-/// Linux. `work` sets the rights anew, unless it fails.
+/// Writes or reads a frame with full rights to all keys, because the thread's rights do not apply,
+/// as on Linux. `work` sets the rights anew, unless it fails.
 fn with_all_keys<T>(work: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     let rights = protection_keys::key_rights();
     protection_keys::set_key_rights(KeyRights::ALL);
@@ -191,7 +191,7 @@ fn push_frame(
     registers.rdi = u64::from(delivery.signal);
     registers.rsi = at + offset_of!(Frame, information) as u64;
     registers.rdx = at + offset_of!(Frame, flags) as u64;
-    // Direction and trap: the handler starts with the flags of any function.
+    // Direction and trap are cleared, because the handler starts with the flags of any function.
     registers.flags &= !(1 << 10 | 1 << 8 | 1 << 16);
     let initial = FloatingPoint::new();
     initial.restore_image();
@@ -312,8 +312,8 @@ fn given_parts(bytes: &[u8; floating_point::MOST]) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// The number of bytes in a frame's image that have a meaning. The gap between the floating-point
-/// state and the rights to keys is never written or read.
+/// The number of meaningful bytes in a frame's image. The gap between the floating-point state and
+/// the rights to keys is never written or read.
 fn image_size() -> usize {
     protection_keys::place().map_or(floating_point::size(), |(_, end)| end)
 }

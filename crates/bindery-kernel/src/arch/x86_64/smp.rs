@@ -103,7 +103,7 @@ pub fn start_other_cpus(count: usize) {
     let others = machine::get().cpus().iter().copied().filter(|id| *id != own);
     for (id, number) in others.zip(1..count as u32) {
         if !start(id, number) {
-            // The first page is not written again: this CPU may still start late.
+            // The first page is not written again, since this CPU may still start late.
             log!(
                 "CPU {number} does not respond: the kernel goes on without it and all further ones"
             );
@@ -140,8 +140,8 @@ fn first_page_end_offset() -> usize {
     &raw const first_page_end as usize - &raw const first_page_code as usize
 }
 
-/// Waits up to `patience` nanoseconds until `done` is true; returns whether it is. Sleeps in
-/// between, so that an emulator that runs one CPU at a time runs the others.
+/// Waits up to `patience` nanoseconds until `done` is true; returns whether it became true. Sleeps
+/// in between, so that an emulator that runs one CPU at a time can run the others.
 fn wait(patience: u64, done: impl Fn() -> bool) -> bool {
     const PIECE: u64 = 10_000;
     let until = nanoseconds() + patience;

@@ -49,7 +49,7 @@ pub fn nanoseconds() -> u64 {
 pub fn set_timer(at: Option<u64>) {
     let ticks = at.map_or(0, |at| {
         let left = at.saturating_sub(nanoseconds());
-        // The time is beyond the timer's range: it interrupts earlier, and is set again.
+        // A time beyond the timer's range: the timer interrupts earlier and is then set again.
         scale(left, &TIMER_TICKS_PER_NANOSECOND).clamp(1, u64::from(u32::MAX))
     });
     interrupts::start_timer(ticks as u32);
@@ -78,8 +78,8 @@ impl Moment {
     }
 }
 
-/// Measures the frequencies of the time-stamp counter and the local APIC's timer. Makes three short
-/// measurements and takes the median: the host may stop the machine during one of them.
+/// Measures the frequencies of the time-stamp counter and the local APIC's timer. Takes the median
+/// of three short measurements, since the host may stop the machine during one of them.
 pub fn calibrate(machine: &Machine) {
     interrupts::start_timer(u32::MAX);
     let mut measured = [(); 3].map(|()| {
@@ -131,7 +131,8 @@ pub fn real_time() -> u64 {
         }
         [0, 2, 4, 7, 8, 9, 0x32].map(clock)
     };
-    // Two equal readings: the clock did not advance between the first register and the last.
+    // Two equal readings mean that the clock did not advance between the first register and the
+    // last.
     let mut now = read();
     loop {
         let again = read();

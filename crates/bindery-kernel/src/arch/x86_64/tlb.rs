@@ -10,7 +10,7 @@ use super::interrupts::{self, FORGET};
 use super::page_tables;
 use super::per_cpu::cpu;
 
-/// Loads a program's tables. That drops all TLB entries that are not global.
+/// Loads a program's tables. The load drops all TLB entries that are not global.
 #[inline]
 pub fn load_root(root: Frame) {
     load(u64::from(root.0) << 12);
@@ -27,7 +27,7 @@ fn load(root: u64) {
     unsafe { asm!("mov cr3, {}", in(reg) root, options(nostack, preserves_flags)) };
 }
 
-/// As [`invalidate`]: INVLPG affects only this CPU, and global entries too.
+/// As [`invalidate`], because INVLPG affects only this CPU and also drops global entries.
 pub fn invalidate_local(root: Frame, what: &Invalidation) {
     invalidate(root, what);
 }
@@ -35,8 +35,8 @@ pub fn invalidate_local(root: Frame, what: &Invalidation) {
 /// The number of running CPUs.
 static UP: AtomicU32 = AtomicU32::new(0);
 
-/// The number of flushes of kernel addresses on the other CPUs, and the last one that each CPU, by
-/// number, has completed.
+/// The number of flushes of kernel addresses on the other CPUs, and the last flush that each CPU,
+/// by number, has completed.
 static TIMES: AtomicU32 = AtomicU32::new(0);
 static DONE: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(0) }; MAX_CPUS];
 
@@ -69,7 +69,7 @@ pub fn invalidate_kernel(what: &Invalidation) {
 /// change of `CR4.PGE`).
 pub fn forget_everything() {
     const GLOBAL_PAGES: u64 = 1 << 7;
-    // SAFETY: the bit decides which entries survive a load of CR3, and has its old value
+    // SAFETY: the bit decides which entries survive a load of CR3, and it has its old value
     // afterwards.
     unsafe {
         asm!("mov {value}, cr4", "xor {value}, {bit}", "mov cr4, {value}", "xor {value}, {bit}",
@@ -77,8 +77,8 @@ pub fn forget_everything() {
     }
 }
 
-/// Invalidates address by address, global translations too, if they are few. `false`: it
-/// invalidated nothing.
+/// Invalidates address by address, including global translations, if the addresses are few.
+/// Otherwise invalidates nothing and returns `false`.
 #[inline]
 fn invalidate_one_by_one(what: &Invalidation) -> bool {
     let stride = what.stride;
@@ -113,8 +113,8 @@ pub fn join() {
     forget_everything();
 }
 
-/// Flushes the TLBs of the other CPUs, and waits for them. They are idle: their interrupts are
-/// enabled or about to be.
+/// Flushes the TLBs of the other CPUs and waits for them. The other CPUs are idle, so their
+/// interrupts are enabled or about to be.
 fn make_forget() {
     let up = UP.load(Ordering::Acquire) as usize;
     if up == 0 {

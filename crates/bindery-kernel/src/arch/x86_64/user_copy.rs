@@ -13,7 +13,8 @@ use core::arch::global_asm;
 
 use super::cpu_features;
 
-/// Shorter copies go byte by byte: starting a string instruction costs more than it saves.
+/// Shorter copies proceed byte by byte, because starting a string instruction costs more than it
+/// saves.
 const SHORT: usize = 32;
 
 global_asm!(r#"
@@ -104,7 +105,7 @@ pub(super) fn adapt() {
     ];
     for (place, operation) in places {
         let place = place.cast_mut().cast::<[u8; 3]>();
-        // SAFETY: the place is three bytes long, writable as yet, and has not run.
+        // SAFETY: the place is three bytes long, still writable, and has not run.
         unsafe { place.write_volatile([0x0f, 0x01, operation]) };
     }
 }

@@ -52,7 +52,7 @@ pub(super) fn socket_pair(family: u32, kind: u32, protocol: u32, at: u64) -> Out
     insert_both(pair(boundaries, flags & O_NONBLOCK)?, at_exec(flags), at)
 }
 
-/// Installs two descriptors in the running process, and writes their numbers to `at`.
+/// Installs two descriptors in the running process and writes their numbers to `at`.
 fn insert_both(both: [Arc<Description>; 2], at_exec: AtExec, at: u64) -> Outcome {
     let files = Files::current();
     let [first, second] = &both;

@@ -82,7 +82,8 @@ pub(super) fn fcntl(descriptor: i32, command: u32, argument: u64) -> Outcome {
             description.set_flags(argument as u32);
             Ok(0)
         }
-        // There are no servers to exclude, only one family of processes: every lock is granted.
+        // Every lock is granted, because only one family of processes exists and no servers have to
+        // be excluded.
         F_GETLK => user::write(argument, &(F_UNLCK as u16)).map(|()| 0),
         F_SETLK | F_SETLKW => Ok(0),
         F_GETPIPE_SZ | F_SETPIPE_SZ => match pipe::of(&*description.node) {

@@ -1,5 +1,5 @@
-//! Calls that only x86-64 has. Newer architectures dropped them: each is a call of `mod.rs` with
-//! fewer arguments.
+//! Calls that only x86-64 has. Newer architectures dropped them, because each is a call of `mod.rs`
+//! with fewer arguments.
 
 use linux_raw_sys::general as nr;
 use linux_raw_sys::general::{

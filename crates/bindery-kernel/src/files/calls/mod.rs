@@ -7,7 +7,7 @@
 //! | `sizes` | `truncate`, `fallocate`, `fsync`, `sync_file_range` |
 //! | `legacy` | calls that only x86-64 has, each replaced by a newer one |
 //!
-//! The others are in the modules above.
+//! The other calls are in the modules above.
 
 mod create;
 mod descriptors;
@@ -190,7 +190,7 @@ fn milliseconds(timeout: u64) -> Option<u64> {
     Some(process::deadline_of_call(timeout * 1_000_000))
 }
 
-/// Makes a call with the signal mask at `mask`, if there is one, in place of the thread's.
+/// Makes a call with the signal mask at `mask`, if given, instead of the thread's own.
 fn masked(mask: u64, call: impl FnOnce() -> Outcome) -> Outcome {
     if mask != 0 {
         process::signal::block_for_call(user::read(mask)?);

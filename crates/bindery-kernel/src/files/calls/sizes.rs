@@ -31,7 +31,7 @@ fn is_pipe(description: &Description) -> bool {
     pipe::of(&*description.node).is_some()
 }
 
-/// `fsync(2)`. Most files are in memory, so it has nothing to do for them.
+/// `fsync(2)`. For a file in memory, which most are, it has nothing to do.
 pub(super) fn synchronize(descriptor: i32) -> Outcome {
     let description = get(descriptor)?;
     if is_pipe(&description) {

@@ -1,8 +1,8 @@
 //! Pages that become holes, in truncations, removals and punched holes.
 //!
-//! The blocks of a cut are free only once the disk does not name them any more. If that fails, the
-//! file is as it was: the core has changed nothing, and a later write inside the old size must not
-//! find a smaller one on the disk. The room for the extents is kept until then
+//! The blocks of a cut become free only once the disk no longer names them. If that update fails,
+//! the file is restored: the core has changed nothing, and a later write inside the old size must
+//! not find a smaller size on the disk. The room for the extents is kept until then
 //! ([`Volume::room_of_cut`]).
 
 use alloc::vec::Vec;
@@ -18,13 +18,13 @@ use super::volume::Volume;
 /// All pages of a file.
 pub const ALL: Range<u64> = 0..u64::MAX;
 
-/// Pages that were taken out of a file, whose blocks the disk still names.
+/// Pages removed from a file while the disk still names their blocks.
 pub struct Cut {
     /// The file.
     pub file: u64,
     pages: Range<u64>,
     freed: Vec<Extent>,
-    /// Of a truncation, the size before, in bytes.
+    /// The file's size before a truncation, in bytes.
     size: Option<u64>,
 }
 
@@ -36,13 +36,13 @@ impl Cut {
 }
 
 impl Volume {
-    /// Takes the blocks of pages out of a file; with `size`, that is its size in bytes from now on.
-    /// One cut is in progress at a time. It ends with [`Volume::release`] or [`Volume::put_back`]:
-    /// until then the disk says that the blocks are the file's.
+    /// Removes the blocks of pages from a file. A `size` becomes the file's size in bytes. Only one
+    /// cut may be in progress. It ends with [`Volume::release`] or [`Volume::put_back`]; until then
+    /// the blocks still belong to the file on the disk.
     ///
     /// # Errors
     /// [`PagerError::NoSpace`] if the file would have too many extents;
-    /// [`PagerError::OutOfMemory`]. Nothing was cut then.
+    /// [`PagerError::OutOfMemory`]. Nothing is cut in these cases.
     pub fn cut(
         &mut self,
         file: u64,
@@ -78,9 +78,9 @@ impl Volume {
         self.room_of_cut.filter(|(of, _)| *of == file).map_or(0, |(_, room)| room)
     }
 
-    /// Ends a cut: frees its blocks, which no block on the disk names any more, and takes the
-    /// reservations of its pages back. A write in progress that may be about to make some of the
-    /// pages dirty had their blocks, and gets reservations instead.
+    /// Ends a cut: frees its blocks, which no block on the disk names now, and cancels the
+    /// reservations of its pages. A write in progress that may be about to dirty some of the pages
+    /// relied on their blocks, so it gets reservations instead.
     pub fn release(&mut self, cut: &Cut) {
         self.room_of_cut = None;
         if let Some(called) = self.called.get_mut(cut.file as usize) {
@@ -93,19 +93,19 @@ impl Volume {
         if cut.has_blocks() && !pages.is_empty() {
             let file = &mut self.reservations[cut.file as usize];
             let new = pages.end - pages.start - file.count(&pages);
-            // Without memory for the note the pages may find the disk full.
+            // Without memory for the reservation, the pages may later find the disk full.
             if file.add(pages) {
                 self.reserved += new;
             }
         }
     }
 
-    /// Ends a cut that has failed: the file is as it was. The disk may have either state, and gets
-    /// this one with the next commit.
+    /// Ends a cut that has failed, and restores the file. The disk may have either state; the next
+    /// commit writes the restored one.
     pub fn put_back(&mut self, cut: Cut) {
         self.room_of_cut = None;
         for extent in &cut.freed {
-            // A write that found a hole meanwhile has reserved a block.
+            // A write that found a hole since the cut has reserved a block.
             let first = u64::from(extent.page);
             self.unreserve(cut.file, &(first..first + u64::from(extent.count)));
         }
@@ -115,7 +115,7 @@ impl Volume {
             record.size = size;
         }
         if cut.pages == ALL {
-            // Stores of the file's pages have ended, so it has got no extent meanwhile.
+            // Stores of the file's pages had ended, so no store has added an extent since the cut.
             record.extents = cut.freed;
         } else {
             cut.freed.iter().for_each(|extent| extents::insert(&mut record.extents, *extent));

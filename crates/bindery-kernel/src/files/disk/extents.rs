@@ -15,12 +15,12 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// The page behind it.
+    /// The page after the extent.
     fn end(&self) -> u64 {
         u64::from(self.page) + u64::from(self.count)
     }
 
-    /// Whether `next` follows it in the file and on the disk.
+    /// Whether `next` follows this extent in the file and on the disk.
     fn joins(&self, next: &Self) -> bool {
         (self.page + self.count, self.block + self.count) == (next.page, next.block)
     }
@@ -54,7 +54,7 @@ pub fn continues(extents: &[Extent], new: &Extent) -> bool {
     index > 0 && extents[index - 1].joins(new)
 }
 
-/// Adds an extent of pages that have no block. Without room in the list it allocates.
+/// Adds an extent of pages that have no block. Allocates if the list has no room.
 pub fn insert(extents: &mut Vec<Extent>, new: Extent) {
     let index = extents.partition_point(|extent| extent.page < new.page);
     let joins_next = extents.get(index).is_some_and(|next| new.joins(next));
@@ -68,15 +68,15 @@ pub fn insert(extents: &mut Vec<Extent>, new: Extent) {
     }
 }
 
-/// Whether an extent falls into two parts if the pages of a range are taken out of it.
+/// Whether an extent is split in two if the pages of a range are removed from it.
 pub fn splits(extents: &[Extent], pages: &Range<u64>) -> bool {
     let index = extents.partition_point(|extent| extent.end() <= pages.start);
     let met = extents.get(index);
     met.is_some_and(|met| u64::from(met.page) < pages.start && pages.end < met.end())
 }
 
-/// Takes the pages of a range out of a list; returns their extents. The list has room for one more,
-/// and the result for as many as the list has.
+/// Removes the pages of a range from a list and adds their extents to `freed`. The list must have
+/// room for one more extent, and `freed` for as many as the list holds.
 pub fn cut(extents: &mut Vec<Extent>, pages: &Range<u64>, freed: &mut Vec<Extent>) {
     let first = extents.partition_point(|extent| extent.end() <= pages.start);
     let behind = extents.partition_point(|extent| u64::from(extent.page) < pages.end);

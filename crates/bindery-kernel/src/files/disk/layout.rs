@@ -1,9 +1,9 @@
 //! The layout of the disk: a superblock, a table with one block for each file, and content.
 //!
-//! A file's block has its name, its attributes and its extents, so it changes at once. Extents that
-//! have no room there lie in blocks among the content, which the file's block names: each change
-//! writes new ones before that block. There is no map of free blocks on the disk: it is made of the
-//! extents at mount, and so it never disagrees with them.
+//! A file's block holds its name, its attributes and its extents, so a file changes atomically.
+//! Extents that do not fit there lie in blocks among the content, which the file's block names;
+//! each change writes new blocks of extents before the file's block. The disk has no map of free
+//! blocks: mounting builds the map from the extents, so the two never disagree.
 
 use alloc::vec::Vec;
 
@@ -13,7 +13,7 @@ use super::extents::Extent;
 
 /// The superblock's first bytes.
 const MAGIC: [u8; 8] = *b"bindery\0";
-/// The version of the layout. In version 1 a file had no other extents than those in its block.
+/// The version of the layout. In version 1 a file's block held all its extents.
 const VERSION: u32 = 2;
 /// The first bytes of a file's block.
 const FILE: [u8; 4] = *b"file";
@@ -45,25 +45,25 @@ pub type Block = [u8; BLOCK_SIZE];
 
 /// A file, as its block describes it.
 pub struct Record {
-    /// Its name; none if it was unlinked.
+    /// The file's name; `None` if the file was unlinked.
     pub name: Option<Vec<u8>>,
-    /// Its size in bytes.
+    /// The file's size in bytes.
     pub size: u64,
     /// Permission bits.
     pub mode: u32,
     /// Owner and group.
     pub owner: (u32, u32),
-    /// The time of the last change of its content, in nanoseconds since 1970.
+    /// The time of the last change of the file's content, in nanoseconds since 1970.
     pub modified: u64,
-    /// Rises with each naming: of two files of one name the later one is it.
+    /// Rises with each naming. If two files have one name, the later one owns it.
     pub sequence: u64,
-    /// By rising page.
+    /// The file's extents, by rising page.
     pub extents: Vec<Extent>,
     /// The blocks of extents that the file's block on the disk names.
     pub lists: Vec<u32>,
 }
 
-/// The number of blocks that a file of so many extents has for them.
+/// The number of blocks of extents that a file with this number of extents needs.
 pub fn lists_of(extents: usize) -> usize {
     if extents <= WITHIN { 0 } else { extents.div_ceil(IN_LIST) }
 }
@@ -92,11 +92,11 @@ pub fn write_superblock(block: &mut Block, blocks: u64) {
 /// The content of the first block of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Superblock {
-    /// A file system, its number of blocks, and whether it has the layout of before.
+    /// A file system, its number of blocks, and whether it has the older layout.
     Ours(u64, bool),
-    /// One of another version.
+    /// A file system of another version.
     Unknown,
-    /// Nothing of ours.
+    /// No file system of this layout.
     None,
 }
 
@@ -121,8 +121,8 @@ fn extent(block: &Block, at: usize) -> Extent {
     Extent { page: word(block, at), block: word(block, at + 4), count: word(block, at + 8) }
 }
 
-/// Writes a file's block with these extents; one without a name is empty. If there are too many for
-/// it, it names the blocks of `lists`, which have them ([`write_list`]).
+/// Writes a file's block with these extents. The block of a file without a name is empty. If the
+/// extents do not fit, the block names the blocks of `lists`, which hold them ([`write_list`]).
 pub fn write_record(block: &mut Block, record: &Record, extents: &[Extent], lists: &[u32]) {
     block.fill(0);
     let Some(name) = &record.name else { return };
@@ -145,8 +145,8 @@ pub fn write_record(block: &mut Block, record: &Record, extents: &[Extent], list
     }
 }
 
-/// Reads a file's block, without the extents in other blocks; gives their number, too. `None` if it
-/// is empty or damaged.
+/// Reads a file's block, without the extents in other blocks, whose number is returned too. `None`
+/// if the block is empty or damaged.
 pub fn read_record(block: &Block) -> Option<(Record, usize)> {
     let (extents, name) = (word(block, 40) as usize, word(block, 44) as usize);
     if block[..4] != FILE || extents > EXTENTS_MAX || !(1..=NAME_MAX).contains(&name) {
@@ -178,7 +178,8 @@ pub fn write_list(block: &mut Block, file: u64, extents: &[Extent]) {
     }
 }
 
-/// Reads a block of so many extents of the file of this number. `None` if it is not one.
+/// Decodes a block as a list of `extents` extents of the file with this number. `None` if it is no
+/// list, belongs to another file, or has another number of extents.
 pub fn read_list(block: &Block, file: u64, extents: usize) -> Option<Vec<Extent>> {
     let head = [word(block, 4), word(block, 8)];
     let is_own = block[..4] == LIST && head == [file as u32, extents as u32];

@@ -37,14 +37,14 @@ use layout::{NAME_MAX, Record};
 use node::{DiskFile, number_of};
 use storage::{Storage, file_system, storage};
 
-/// The most bytes of the heap that a file takes.
+/// The maximum heap memory for a file, in bytes.
 const FILE_SIZE: usize = 1024 + layout::WITHIN * size_of::<extents::Extent>();
 
 fn failed(error: bindery::PagerError) -> Errno {
     if error == bindery::PagerError::NoSpace { Errno::ENOSPC } else { Errno::EIO }
 }
 
-/// The directory of the disk with its files; `None` if there is no disk that can be mounted.
+/// The directory of the disk with its files; `None` if no disk can be mounted.
 pub fn begin() -> Option<Arc<Directory>> {
     crate::disk::blocks()?;
     let mount = || {
@@ -62,8 +62,8 @@ pub fn begin() -> Option<Arc<Directory>> {
 
 const NO_MEMORY: &str = "there is no memory for the files of the disk";
 
-/// The files' names. A file whose name a later one took over is removed: the machine stopped in a
-/// `rename`.
+/// The files' names. If two files have one name, the machine stopped during a `rename`, and the
+/// earlier file is removed.
 fn names(storage: &Storage) -> Vec<(u64, Vec<u8>)> {
     let mut volume = storage.volume.lock();
     let records = volume.records.iter().enumerate();
@@ -88,8 +88,8 @@ fn names(storage: &Storage) -> Vec<(u64, Vec<u8>)> {
     }
     drop(volume);
     if !old.is_empty() && crate::disk::flush().is_err() {
-        // The later file may be in the device's cache, if the machine has not lost its power. The
-        // old one goes at the next mount.
+        // The later file may still be only in the device's cache, so the next mount removes the old
+        // one.
         return names;
     }
     for number in old {
@@ -106,7 +106,7 @@ pub fn size_and_free() -> Option<(u64, u64)> {
 /// Stores all that was changed (`sync(2)`, `syncfs(2)`).
 ///
 /// # Errors
-/// Those of the device and the disk.
+/// The errors of the device and the disk.
 pub fn synchronize() -> Result<(), Errno> {
     let (Some(storage), Some(system)) = (storage(), file_system()) else { return Ok(()) };
     let mut outcome = Ok(());
@@ -125,11 +125,11 @@ pub fn is_mounted() -> bool {
     storage().is_some()
 }
 
-/// Makes the disk keep all content that was stored: the places that it has, and the sizes of its
-/// files (`msync(2)`).
+/// Makes all stored content durable: the places of its blocks, and the sizes of its files
+/// (`msync(2)`).
 ///
 /// # Errors
-/// Those of the device.
+/// The errors of the device.
 pub fn commit() -> Result<(), Errno> {
     storage().map_or(Ok(()), |storage| storage.commit().map_err(failed))
 }
@@ -195,7 +195,8 @@ impl Store for Storage {
             record.name.replace(name.to_vec())
         };
         let flush = |()| if replaces { crate::disk::flush() } else { Ok(()) };
-        // Before the block of the other file: without that, and with the old name, one is gone.
+        // Before the block of the replaced file is emptied: if only that change reached the disk,
+        // the new name would name no file.
         self.write_record(number).and_then(flush).map_err(|error| {
             let mut volume = self.volume.lock();
             if let Some(record) = volume.record(number) {
@@ -218,8 +219,8 @@ impl Storage {
             record.name = None;
             record.size
         };
-        // The end of this handle, or of a later one, removes the file (`Pager::removed`). Without
-        // memory for it the name goes all the same.
+        // The end of this handle, or of a later one, removes the file (`Pager::removed`). Even
+        // without memory for the handle, the name is removed.
         let lacks_memory = options::value("provoke") == Some("unlink-without-memory");
         let object = if lacks_memory { None } else { system.file(number, size).ok() };
         if object.is_none() {

@@ -32,7 +32,7 @@ pub struct DiskFile(Arc<File>);
 struct File {
     held: Held,
     common: Common,
-    /// The file as long as it is open: one for all openings, which share the lock of writers.
+    /// The open file, if any. All openings share it, and with it the writers' lock.
     opened: SleepingMutex<Weak<Regular>>,
 }
 
@@ -61,7 +61,7 @@ impl DiskFile {
         Ok(Arc::new(Self(Arc::new(File { held, common, opened }))))
     }
 
-    /// Gives a new file to its maker, and the disk its block.
+    /// Makes the running thread's user the owner of a new file and writes the file's block.
     pub fn take_owner(&self) -> Result<(), Errno> {
         let who = crate::process::credentials();
         let owner = (Some(who.user.file), Some(who.group.file));
@@ -83,7 +83,7 @@ impl File {
         let system = file_system().ok_or(Errno::EIO)?;
         let object = system.file(self.number(), size).map_err(|_| Errno::ENOMEM)?;
         let storage = storage().ok_or(Errno::EIO)?;
-        // Asked with the object, which keeps the content of a file that is there.
+        // Checked while the object exists, because it keeps the content of an existing file.
         if storage.volume.lock().record(self.number()).is_none() {
             return Err(Errno::ESTALE);
         }
@@ -92,7 +92,7 @@ impl File {
         Ok(regular)
     }
 
-    /// The size that the file has; that of an open one is its object's.
+    /// The file's size. An open file has its object's size.
     fn size(&self) -> u64 {
         if let Some(object) = file_system().and_then(|system| system.find(self.number())) {
             return object.size();
@@ -115,8 +115,8 @@ impl File {
         writer::written();
     }
 
-    /// Takes note of the changes of which the pager has heard: truncations, and stores of what
-    /// programs have written through mappings.
+    /// Records the changes that the pager has seen: truncations, and stores of pages that programs
+    /// have written through mappings.
     fn hear_news(&self) {
         let news = storage().and_then(|storage| storage.volume.lock().take_news(self.number()));
         if let Some(time) = news {
@@ -124,7 +124,7 @@ impl File {
         }
     }
 
-    /// Tells the record the attributes that the disk has to keep.
+    /// Copies the attributes that the disk has to keep to the record.
     fn note(&self) {
         self.hear_news();
         let Attributes { mode, owner, times, .. } = self.common.attributes(0, 0);
@@ -191,18 +191,18 @@ impl Node for DiskFile {
     }
 }
 
-/// An opening of a file: the content is that of a regular file, the attributes are the disk's.
+/// An opening of a file. Its content is that of a regular file, and its attributes are the disk's.
 struct Opened {
     file: Arc<File>,
     regular: Arc<Regular>,
     /// The errors that this opening has reported.
     mark: SleepingMutex<ErrorMark>,
-    /// The file by the handle that reads in this opening's order.
+    /// The file, through a handle that reads in this opening's order.
     reader: Mutex<Arc<Regular>>,
 }
 
 impl Opened {
-    /// Changes the order of reads. Without memory for another handle the order stays.
+    /// Changes the order of reads. Without memory for another handle, the order does not change.
     fn set_order(&self, pattern: ReadPattern) {
         let (Some(object), Some(storage)) = (self.regular.object(), storage()) else { return };
         let mut object = object.clone();
@@ -267,10 +267,10 @@ impl Node for Opened {
 
     fn synchronize(&self) -> Result<(), Errno> {
         let object = self.regular.object().ok_or(Errno::EIO)?;
-        // The mark tells of a failure, whichever call had it.
+        // The mark reports a failure, whichever call met it.
         let saved = object.sync(0, u64::MAX);
-        // Not the size: the pager is told each change, and a truncation beside this has told its
-        // own.
+        // The size is left out, because the pager is informed of each change of it, including one
+        // by a concurrent truncation.
         self.file.note();
         let storage = storage().ok_or(Errno::EIO)?;
         let noted = storage.write_record(self.file.number()).map_err(failed);

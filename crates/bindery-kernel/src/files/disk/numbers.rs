@@ -1,7 +1,8 @@
 //! The numbers of the files, and those that wait to be removed.
 //!
-//! A node outlives its file: a descriptor of a path, or a look-up beside an `unlink`. No other file
-//! gets the number as long as a node has it ([`Held`]), so a node never is that of another file.
+//! A node may outlive its file, through a descriptor of a path or a lookup concurrent with an
+//! `unlink`. No other file gets the number while a node holds it ([`Held`]), so a node never refers
+//! to another file.
 
 use super::layout::Record;
 use super::storage::{Storage, file_system, storage};
@@ -26,12 +27,12 @@ impl Drop for Held {
 }
 
 impl Storage {
-    /// Holds the number of a file that there is.
+    /// Holds the number of an existing file.
     pub fn hold(&self, number: u64) -> Option<Held> {
         self.hold_if(number, |_| true).map(|(held, _)| held)
     }
 
-    /// Holds the number of a file that there is and that is wanted; gives its size in bytes, too.
+    /// Holds the number of an existing file that is wanted; also returns the file's size in bytes.
     fn hold_if(&self, number: u64, is_wanted: impl Fn(&Record) -> bool) -> Option<(Held, u64)> {
         let mut volume = self.volume.lock();
         let size = volume.record(number).filter(|record| is_wanted(record))?.size;
@@ -51,8 +52,7 @@ impl Storage {
         Some(number as u64)
     }
 
-    /// Removes the files without a name for which there was no memory before, or whose removal has
-    /// failed.
+    /// Removes the files without a name whose removal has failed, for lack of memory or otherwise.
     pub(super) fn remove_orphans(&self) {
         let Some(system) = file_system() else { return };
         let mut from = 0;
@@ -60,7 +60,8 @@ impl Storage {
             let next = self.volume.lock().next_orphan(from);
             let Some(number) = next else { return };
             from = number + 1;
-            // Held: a file that takes the number meanwhile would get this one's size.
+            // The number is held, because a new file with the same number would otherwise get this
+            // file's size.
             let held = self.hold_if(number, |record| record.name.is_none());
             let Some((held, size)) = held else {
                 self.volume.lock().set_orphan(number, false);
@@ -68,7 +69,7 @@ impl Storage {
             };
             if let Ok(object) = system.file(held.number(), size) {
                 self.volume.lock().set_orphan(number, false);
-                // Its end removes the file.
+                // Dropping the object removes the file.
                 drop(object);
             }
         }

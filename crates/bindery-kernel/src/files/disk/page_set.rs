@@ -28,7 +28,8 @@ impl PageSet {
         Some(Self { ranges })
     }
 
-    /// The first page of a range that is not in the set, and those behind it up to one that is.
+    /// The first page of a range that is not in the set, and the pages after it up to one that is
+    /// in the set.
     pub fn first_gap(&self, pages: &Range<u64>) -> Option<Range<u64>> {
         let mut at = pages.start;
         let first = self.ranges.partition_point(|range| range.end <= at);
@@ -48,7 +49,8 @@ impl PageSet {
         met.map(|range| range.end.min(pages.end) - range.start.max(pages.start)).sum()
     }
 
-    /// The end of the first of these pages, of which at most `room` are not in the set.
+    /// The end of the longest run from the start of `pages` in which at most `room` pages are not
+    /// in the set.
     pub fn end_with(&self, pages: &Range<u64>, room: u64) -> u64 {
         let (mut at, mut room) = (pages.start, room);
         let first = self.ranges.partition_point(|range| range.end <= pages.start);
@@ -63,7 +65,8 @@ impl PageSet {
         at.saturating_add(room).min(pages.end)
     }
 
-    /// Adds pages, some of which may be there already. Returns whether there was memory for it.
+    /// Adds pages; pages that are already in the set do not matter. Returns whether there was
+    /// memory for the change.
     pub fn add(&mut self, pages: Range<u64>) -> bool {
         let first = self.ranges.partition_point(|range| range.end < pages.start);
         let behind = self.ranges.partition_point(|range| range.start <= pages.end);
@@ -81,15 +84,15 @@ impl PageSet {
         true
     }
 
-    /// Removes pages; returns how many. Those behind them go too if there is no memory for a range
-    /// that falls apart.
+    /// Removes pages and returns their number. Without memory to split a range, its part after
+    /// `pages` is removed too.
     pub fn remove(&mut self, pages: &Range<u64>) -> u64 {
         let first = self.ranges.partition_point(|range| range.end <= pages.start);
         let behind = self.ranges.partition_point(|range| range.start < pages.end);
         if first >= behind || pages.is_empty() {
             return 0;
         }
-        // The one range that is removed leaves room for one.
+        // A range removed in one piece leaves room for another.
         let has_room = self.ranges.try_reserve(1).is_ok();
         let before = self.ranges[first].start..pages.start;
         let after = pages.end..self.ranges[behind - 1].end;

@@ -1,9 +1,9 @@
 //! Blocks of pages whose store is in progress.
 //!
-//! A page's new block belongs to its file only when the device has the content: until then the
-//! block holds what another file has left there. So the blocks of a store lie apart from the file's
-//! extents, and join them with the device's answer ([`Volume::settle`]). A store that fails gives
-//! them back. So does a machine that stops, because the disk does not name them yet.
+//! A page's new block belongs to its file only once the device has the content; until then the
+//! block holds old data of another file. So the blocks of a store are recorded apart from the
+//! file's extents, and join them with the device's answer ([`Volume::settle`]). If the store fails
+//! or the machine stops, the blocks are free again, because the disk does not name them yet.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -19,7 +19,7 @@ use super::volume::Volume;
 /// The new blocks of a store.
 struct Placement {
     file: u64,
-    /// By rising page.
+    /// The new extents, by rising page.
     extents: Vec<Extent>,
     /// How many of the pages have a reservation, which lasts until the end of the store.
     promised: u64,
@@ -46,19 +46,19 @@ impl Placements {
         own.map(|placement| placement.extents.len()).sum()
     }
 
-    /// The pages that have a reservation, and a block too.
+    /// The number of pages that have both a reservation and a new block.
     pub fn promised(&self) -> u64 {
         self.0.iter().flatten().map(|placement| placement.promised).sum()
     }
 }
 
 impl Volume {
-    /// Begins the store of pages of a file: gives each hole among them a block. Returns the number
-    /// of the store, which ends with [`Volume::settle`]; `None` if there is no hole.
+    /// Starts the store of pages of a file by allocating a block for each hole among them. Returns
+    /// the number of the store, which ends with [`Volume::settle`]; `None` if there is no hole.
     ///
     /// # Errors
-    /// [`PagerError::NoSpace`] if no block is free, or only reserved ones are, or the file has too
-    /// many extents; [`PagerError::OutOfMemory`].
+    /// [`PagerError::NoSpace`] if no block is free, if all free blocks are reserved, or if the file
+    /// has too many extents; [`PagerError::OutOfMemory`].
     pub fn place(&mut self, file: u64, pages: Range<u64>) -> Result<Option<usize>, PagerError> {
         let store = self.placements.unused()?;
         self.placements.0[store] = Some(Placement { file, extents: Vec::new(), promised: 0 });
@@ -96,7 +96,8 @@ impl Volume {
         if extents.len() + new - continues > EXTENTS_MAX {
             return Err(PagerError::NoSpace);
         }
-        // For all stores of the file, whichever ends first: an answer cannot fail.
+        // The room suffices for all stores of the file, whichever ends first, because an answer
+        // cannot fail.
         if extents.capacity() - extents.len() < new {
             let grown = 2 * (extents.len() + new) * size_of::<Extent>();
             heap::room(grown).map_err(|_| PagerError::OutOfMemory)?;
@@ -128,14 +129,14 @@ impl Volume {
         Ok(())
     }
 
-    /// The new block of a page that a store has, and of those behind it.
+    /// The new block of a page in a store, and the consecutive blocks of the pages after it.
     pub fn run_of_store(&self, store: usize, page: u64, pages: u64) -> Run {
         let placement = self.placements.0.get(store).and_then(Option::as_ref);
         extents::run(placement.map_or(&[], |placement| &placement.extents), page, pages)
     }
 
-    /// Ends a store: its new blocks are the file's if the device has the content, and free again
-    /// otherwise. The pages have their reservations still in the latter case.
+    /// Ends a store. If the device has the content, the new blocks become the file's; otherwise
+    /// they are free again and the pages keep their reservations.
     pub fn settle(&mut self, store: usize, is_stored: bool) {
         let taken = self.placements.0.get_mut(store).and_then(Option::take);
         let Some(Placement { file, extents, .. }) = taken else { return };

@@ -18,17 +18,17 @@ use super::cuts::{self, Cut};
 use super::layout::{self, Block, FILES, Superblock, TABLE};
 use super::volume::{NewRecord, RecordEnd, Volume};
 
-/// The dirty pages of the disk, at most.
+/// The limit for dirty pages of the disk.
 static LIMIT: DirtyLimit = DirtyLimit::new(u64::MAX);
 
-/// The share of memory that may be dirty, as a divisor: below that for all files.
+/// The dirty share of memory, as a divisor; smaller than the share for all files.
 const DIRTY_SHARE: u64 = 10;
 
 /// The mounted disk.
 pub struct Storage {
-    /// Its files and blocks.
+    /// The disk's files and blocks.
     pub volume: Mutex<Volume>,
-    /// Memory for transfers of its own.
+    /// Memory for the storage's own transfers.
     own: SleepingMutex<Own>,
 }
 
@@ -36,7 +36,7 @@ pub struct Storage {
 struct Own {
     /// The physical address of a page.
     page: u64,
-    /// A file's block, while its blocks of extents are written.
+    /// A file's block, prepared while its blocks of extents are written.
     record: Box<Block>,
 }
 
@@ -57,15 +57,15 @@ pub fn file_system() -> Option<FileSystem<'static, Machine>> {
     }))
 }
 
-/// The number of dirty pages of the disk, and the most that there may be.
+/// The number of dirty pages of the disk, and their limit.
 pub fn dirty_and_limit() -> (u64, u64) {
     (LIMIT.pages(), LIMIT.limit())
 }
 
 /// The bytes of the page at a physical address.
 fn bytes(page: &mut u64) -> &mut Block {
-    // SAFETY: the page is the storage's own, the lock around its address is held, and no transfer
-    // of it is under way: each is waited for.
+    // SAFETY: the page belongs to the storage, the lock around its address is held, and no transfer
+    // of the page is in flight, since the storage waits for each transfer.
     unsafe { arch::direct_map(*page).cast::<Block>().as_mut() }
 }
 
@@ -117,7 +117,8 @@ pub fn mount() -> Result<&'static Storage, &'static str> {
         record.extents.try_reserve_exact(left).map_err(|_| NO_MEMORY)?;
         for list in &record.lists {
             let list = u64::from(*list);
-            // Before it is read: a block that is named again and again has no end.
+            // Adopted before the block is read, because a block that occurs twice could form an
+            // endless list.
             if !volume.adopt_list(list) {
                 return Err(UNUSABLE);
             }
@@ -133,7 +134,8 @@ pub fn mount() -> Result<&'static Storage, &'static str> {
         layout::write_superblock(bytes(&mut page), volume.blocks());
         move_block(Direction::Write, 0, &mut page)?;
     }
-    // The machine may have stopped in a truncation, before it cleared the rest of the last block.
+    // The machine may have stopped during a truncation, before it zeroed the rest of the last
+    // block.
     for (block, length) in volume.parts() {
         move_block(Direction::Read, block, &mut page)?;
         let rest = &mut bytes(&mut page)[length..];
@@ -163,12 +165,12 @@ fn settle(store: usize, is_stored: bool) {
 }
 
 impl Storage {
-    /// Writes a file's block. A file that has no name any more has an empty one.
+    /// Writes a file's block. A file without a name gets an empty block.
     ///
     /// # Errors
-    /// The device's failure; that of [`Volume::begin_record`].
+    /// The device's failure; the errors of [`Volume::begin_record`].
     pub fn write_record(&self, number: u64) -> Result<(), PagerError> {
-        // Held until the block is written, so the last one to come writes the last state.
+        // The lock is held until the block is written, so the last caller writes the latest state.
         self.write_record_from(number, &mut self.own.lock())
     }
 
@@ -182,7 +184,8 @@ impl Storage {
             begun?
         };
         let lists = self.write_lists(number, &new, &mut own.page);
-        // The device may keep blocks in any order. Those that the file's block names come first.
+        // The device may make blocks durable in any order, so the blocks that the file's block
+        // names are flushed first.
         let has_new = new.has_changed || !new.lists.is_empty();
         let kept = lists.and_then(|()| if has_new { disk::flush() } else { Ok(()) });
         let (outcome, end) = match kept {
@@ -217,16 +220,15 @@ impl Storage {
         Ok(())
     }
 
-    /// Writes the blocks of the files that have changed, and makes the device keep all that it was
-    /// given.
+    /// Writes the blocks of the files that have changed and flushes the device.
     ///
     /// # Errors
     /// The device's failure.
     pub fn commit(&self) -> Result<(), PagerError> {
         self.remove_orphans();
         let mut outcome = self.write_changed();
-        // Another thread may be about to write a block that it has taken note of. If it fails, the
-        // note is back.
+        // Another thread may be about to write a block after it has cleared the block's mark. If
+        // the write fails, the mark is set again.
         drop(self.own.lock());
         outcome = outcome.and(self.write_changed());
         outcome.and(disk::flush())
@@ -249,19 +251,20 @@ impl Storage {
         self.cut(number, cuts::ALL, None)?;
         let mut volume = self.volume.lock();
         volume.records[number as usize] = None;
-        // The next file of this number has its own.
+        // The next file with this number has its own news.
         volume.take_news(number);
         volume.set_orphan(number, false);
         Ok(())
     }
 
-    /// Makes pages of a file holes; with `size`, the file ends there from then on.
+    /// Turns pages of a file into holes; a `size` becomes the file's size.
     ///
     /// # Errors
-    /// The device's failure; those of [`Volume::cut`] and [`Volume::begin_record`]. The file is as
-    /// it was then.
+    /// The device's failure; the errors of [`Volume::cut`] and [`Volume::begin_record`]. The file
+    /// is then unchanged.
     fn cut(&self, number: u64, pages: Range<u64>, size: Option<u64>) -> Result<(), PagerError> {
-        // Held throughout: no other thread writes the file's block before the outcome is known.
+        // The lock is held throughout, so no other thread writes the file's block before the
+        // outcome is known.
         let mut own = self.own.lock();
         let cut = self.volume.lock().cut(number, pages, size)?;
         let stored = self.store_cut(&cut, size, &mut own);
@@ -276,13 +279,13 @@ impl Storage {
     fn store_cut(&self, cut: &Cut, size: Option<u64>, own: &mut Own) -> Result<(), PagerError> {
         self.write_record_from(cut.file, own)?;
         if cut.has_blocks() {
-            // Before a block is used again, the disk does not name it any more.
+            // The disk must have dropped the name of a block before the block is reused.
             disk::flush()?;
         }
         size.map_or(Ok(()), |size| self.clear_end(cut.file, size, &mut own.page))
     }
 
-    /// Adds the transfers of pages in one piece of memory to a job. Holes are zeroed.
+    /// Adds the transfers of pages that are contiguous in memory to a job. Holes are zeroed.
     fn add_pieces(&self, job: &NewJob, pieces: &Pieces, pages: Range<u64>, at: u64) {
         let (mut page, mut at) = (pages.start, at);
         while page < pages.end {
@@ -297,8 +300,8 @@ impl Storage {
         }
     }
 
-    /// Stores the beginning of a block, with zeroes behind it: what a program has written behind
-    /// the end of the file must not come back if the file grows.
+    /// Stores the beginning of a block, followed by zeroes, because bytes that a program has
+    /// written beyond the end of the file must not reappear if the file grows.
     fn write_last(
         &self,
         request: &WriteRequest<'_>,
@@ -357,7 +360,7 @@ impl Storage {
             return Ok(());
         }
         rest.fill(0);
-        // Or the disk could have the zeroes, and the old size.
+        // Otherwise the disk could have the zeroes but the old size.
         disk::flush()?;
         disk::transfer(Direction::Write, block, *page, BLOCK_SIZE)
     }
@@ -387,7 +390,7 @@ impl Pager for Storage {
         };
         let stored = placed.and_then(|store| {
             let end = store.map(|store| Ended { call: settle, with: store });
-            // Its blocks are free again before the request has failed.
+            // The blocks of the store are freed before the request fails.
             let failed = |_: &PagerError| {
                 if let Some(end) = &end {
                     (end.call)(end.with, false);
@@ -408,8 +411,8 @@ impl Pager for Storage {
             volume.note_change(file, time::real_time());
             let record = volume.record(file).ok_or(PagerError::InputOutput)?;
             if size >= record.size {
-                // Its block is written when the file is synchronized or closed, by `msync`, and by
-                // the thread that stores pages early.
+                // The file's block is written later: when the file is synchronized or closed, by
+                // `msync`, or by the thread that stores pages early.
                 record.size = size;
                 return Ok(());
             }
@@ -426,9 +429,9 @@ impl Pager for Storage {
             Some(record) => record.name.is_some(),
             None => return,
         };
-        // Of pages that no write has made dirty after all.
+        // These reservations are of pages that no write has dirtied after all.
         self.volume.lock().unreserve(file, &(0..u64::MAX));
-        // An error has no reader any more. The next commit goes on.
+        // No reader is left for an error. The next commit continues the removal.
         if has_name {
             let _ = self.write_record(file);
         } else if self.remove(file).is_err() {

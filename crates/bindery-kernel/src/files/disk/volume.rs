@@ -11,7 +11,8 @@ use super::layout::{self, Block, CONTENT, FILES, IN_LIST, Record, WITHIN};
 use super::page_set::PageSet;
 use super::placements::Placements;
 
-/// The last naming that a disk may have: no machine lives to see so many more that they overflow.
+/// The highest sequence number accepted from a disk. It leaves more numbers than any machine can
+/// use up.
 const SEQUENCE_MAX: u64 = 1 << 62;
 
 /// The mounted disk.
@@ -22,24 +23,25 @@ pub struct Volume {
     used: Vec<u64>,
     blocks: u64,
     free: u64,
-    /// The holes of each file that have a right to a block.
+    /// The holes of each file for which a block is reserved.
     pub(super) reservations: Vec<PageSet>,
-    /// The number of all of them. That many free blocks are kept for them.
+    /// The total number of reservations, which is the number of free blocks kept for them.
     pub(super) reserved: u64,
-    /// The write of each file that has one.
+    /// The write in progress of each file, if any.
     pub(super) writes: Vec<Option<Write>>,
     /// The blocks of extents of all files.
     listed: u64,
     /// The stores in progress.
     pub(super) placements: Placements,
-    /// The room for extents that a cut in progress may need again, if it has one.
+    /// The room for extents that a cut in progress may need again, with the file's number; `None`
+    /// without a cut.
     pub(super) room_of_cut: Option<(u64, usize)>,
-    /// The dirty pages of each file that calls have written. The others were written through
-    /// mappings.
+    /// The dirty pages of each file that were written by system calls. All other dirty pages were
+    /// written through mappings.
     pub(super) called: Vec<PageSet>,
-    /// The time of a change of each file's content of which its node has not heard yet.
+    /// The time of the last change of each file's content that its node has not seen yet.
     news: Vec<Option<u64>>,
-    /// The nodes of each file, also of one that was removed.
+    /// The number of nodes of each file, including removed files.
     pub(super) holders: Vec<u32>,
     /// Files without a name that wait to be removed.
     orphans: Vec<bool>,
@@ -49,11 +51,11 @@ pub struct Volume {
     pub sequence: u64,
 }
 
-/// A write that has reserved blocks, and has not ended.
+/// A write that has reserved blocks and has not ended.
 pub(super) struct Write {
     pub(super) pages: Range<u64>,
-    /// Those of them that had a reservation before, and have not lost it since: of pages that other
-    /// writes have made dirty.
+    /// Those of the pages that already had a reservation, because another write had dirtied them,
+    /// and still have it.
     before: PageSet,
 }
 
@@ -70,11 +72,11 @@ pub struct NewRecord {
 /// The outcome of the write of a file's block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RecordEnd {
-    /// The disk has it.
+    /// The disk has the new block.
     Written,
-    /// The disk has the old one.
+    /// The disk has the old block.
     NotWritten,
-    /// The device has failed: the disk has either.
+    /// The device has failed, so the disk may hold either block.
     Unknown,
 }
 
@@ -108,26 +110,27 @@ impl Volume {
         self.blocks
     }
 
-    /// The number of blocks, and of those that are free and not reserved.
+    /// The number of blocks, and the number of free blocks that are not reserved.
     pub fn size_and_free(&self) -> (u64, u64) {
         (self.blocks - CONTENT, self.unreserved())
     }
 
-    /// The free blocks without those that are kept for reservations. A page whose store is in
-    /// progress has a block, and its reservation still.
+    /// The free blocks minus those that are kept for reservations. A page whose store is in
+    /// progress has both a block and its reservation.
     pub(super) fn unreserved(&self) -> u64 {
         let kept = self.reserved + self.kept_for_lists();
         (self.free + self.placements.promised()).saturating_sub(kept)
     }
 
-    /// The free blocks that are kept for extents: as many as all files together can need, and those
-    /// of the longest list once more, because each change writes new ones first.
+    /// The free blocks that are kept for extents: enough for all files together, plus the longest
+    /// list once more, because each change writes new blocks before it frees the old ones.
     fn kept_for_lists(&self) -> u64 {
         let content = self.blocks - CONTENT;
         if content <= WITHIN as u64 {
             return 0;
         }
-        // A list has a block for each `IN_LIST` extents and for the rest, and more than `WITHIN`.
+        // A list has a block for every `IN_LIST` extents and one for the rest, and only files with
+        // more than `WITHIN` extents have a list.
         let most = content * 2 / WITHIN as u64 + content / IN_LIST as u64 + 1;
         most.saturating_sub(self.listed)
     }
@@ -142,7 +145,7 @@ impl Volume {
         self.used[(block / 64) as usize] >> (block % 64) & 1 != 0
     }
 
-    /// A free block: `wanted`, or else one behind it, or else any.
+    /// A free block: `wanted` if free, otherwise the next one after it, otherwise any.
     pub(super) fn free_block(&self, wanted: Option<u64>) -> Option<u64> {
         let after = |from: u64| (from..self.blocks).find(|block| !self.is_used(*block));
         wanted.and_then(after).or_else(|| after(CONTENT))
@@ -158,8 +161,8 @@ impl Volume {
         self.free += 1;
     }
 
-    /// Takes a block of extents that a file on the disk names; `false` if it is none, or has
-    /// another use.
+    /// Claims a block of extents that a file on the disk names; `false` if the block cannot be one
+    /// or has another use.
     pub fn adopt_list(&mut self, list: u64) -> bool {
         let is_free = list < self.blocks && !self.is_used(list);
         if is_free {
@@ -169,7 +172,7 @@ impl Volume {
     }
 
     /// Adds a file that was found on the disk, whose blocks of extents were adopted. Refuses one
-    /// whose extents or whose sequence are impossible: the volume cannot be used then.
+    /// whose extents or whose sequence are impossible: the volume then cannot be used.
     pub fn adopt(&mut self, number: usize, record: Record) -> Result<(), Record> {
         if record.sequence > SEQUENCE_MAX {
             return Err(record);
@@ -196,8 +199,7 @@ impl Volume {
         Ok(())
     }
 
-    /// The last blocks of the files that fill a part of one, each with the length of the part in
-    /// bytes.
+    /// The partly filled last blocks of files, each with the length of the filled part in bytes.
     pub fn parts(&self) -> Vec<(u64, usize)> {
         let part = |(number, record): (usize, &Option<Record>)| {
             let size = record.as_ref()?.size;
@@ -208,7 +210,7 @@ impl Volume {
         self.records.iter().enumerate().filter_map(part).collect()
     }
 
-    /// Makes the block of a file that is about to be written, and takes new blocks for its extents
+    /// Makes the block of a file that is about to be written and takes new blocks for its extents
     /// if they have no room there. [`Volume::end_record`] follows.
     ///
     /// # Errors
@@ -247,9 +249,9 @@ impl Volume {
         Ok(new)
     }
 
-    /// Ends the write of a file's block: the blocks of extents that it named before are free. If
-    /// the block was not written, the new ones are; if that is not known, they stay out of use
-    /// until the next mount.
+    /// Ends the write of a file's block: the blocks of extents that the old version named are free.
+    /// If the block was not written, the new blocks of extents are free instead. If the outcome is
+    /// unknown, the new blocks stay out of use until the next mount.
     pub fn end_record(&mut self, number: u64, new: NewRecord, end: RecordEnd) {
         match (end, self.record(number)) {
             (RecordEnd::Written, Some(record)) => {
@@ -274,26 +276,27 @@ impl Volume {
         self.records.get_mut(number as usize)?.as_mut()
     }
 
-    /// Notes that the block of a file on the disk lacks a change.
+    /// Records that a file's block on the disk lacks a change.
     pub fn has_changed(&mut self, number: u64) {
         if let Some(changed) = self.changed.get_mut(number as usize) {
             *changed = true;
         }
     }
 
-    /// Takes the note of [`Volume::has_changed`] back: the block is about to be written.
+    /// Clears and returns the mark of [`Volume::has_changed`], because the block is about to be
+    /// written.
     pub fn take_changed(&mut self, number: u64) -> bool {
         self.changed.get_mut(number as usize).is_some_and(core::mem::take)
     }
 
-    /// The first file from a number on whose block on the disk lacks a change.
+    /// The first file from a number on whose block on the disk is out of date.
     pub fn next_changed(&self, from: u64) -> Option<u64> {
         let changed = self.changed.get(from as usize..)?;
         Some(from + changed.iter().position(|changed| *changed)? as u64)
     }
 
-    /// The place of the first of these pages of a file, and of those behind it. During a store, of
-    /// that number, its new blocks count.
+    /// The place of the first of these pages of a file and of the consecutive pages after it. For a
+    /// store, its new blocks count too.
     pub fn run(&self, store: Option<usize>, number: u64, pages: Range<u64>) -> Run {
         let record = self.records.get(number as usize).and_then(Option::as_ref);
         let extents = record.map_or(&[][..], |record| &record.extents);
@@ -304,11 +307,11 @@ impl Volume {
         }
     }
 
-    /// Begins a write: reserves a block for each hole among pages of a file that are to be written.
-    /// Returns the end of the pages for which there is room. [`Volume::end_write`] follows.
+    /// Begins a write: reserves a block for each hole among the pages to be written. Returns the
+    /// end of the pages for which there is room. [`Volume::end_write`] follows.
     ///
     /// # Errors
-    /// [`PagerError::NoSpace`] if there is none for the first; [`PagerError::OutOfMemory`].
+    /// [`PagerError::NoSpace`] if there is no room for the first page; [`PagerError::OutOfMemory`].
     pub fn reserve(&mut self, number: u64, pages: Range<u64>) -> Result<u64, PagerError> {
         let file = self.reservations.get(number as usize).ok_or(PagerError::InputOutput)?;
         let before = file.within(&pages).ok_or(PagerError::OutOfMemory)?;
@@ -350,13 +353,14 @@ impl Volume {
         if at == pages.start { Err(PagerError::NoSpace) } else { Ok(at) }
     }
 
-    /// Ends the write of a file, which has written its pages before `end`: takes the reservations
-    /// of the others back, except those of pages that were dirty before.
+    /// Ends the write of a file, which has written its pages before `end`. Cancels the reservations
+    /// of the other pages, except those of pages that were already dirty.
     pub fn end_write(&mut self, number: u64, end: u64) {
         let write = self.writes.get_mut(number as usize).and_then(Option::take);
         let Some(Write { pages, before }) = write else { return };
         if pages.start < end {
-            // Without memory for the note the time of their store counts, too.
+            // Without memory to record these pages, the time of their store also counts as a
+            // change.
             self.called[number as usize].add(pages.start..end.min(pages.end));
         }
         let mut rest = end.max(pages.start)..pages.end;
@@ -366,8 +370,8 @@ impl Volume {
         }
     }
 
-    /// Notes the store of pages of a file. If a program has written some through a mapping, that is
-    /// a change of the file at this time: there is no earlier word of it.
+    /// Notes the store of pages of a file. If a program has written some of them through a mapping,
+    /// the file changes at this time, because the earlier write was not seen.
     pub fn note_store(&mut self, number: u64, pages: &Range<u64>, now: u64) {
         let called = self.called.get_mut(number as usize).map_or(0, |called| called.remove(pages));
         if called < pages.end - pages.start {
@@ -375,7 +379,7 @@ impl Volume {
         }
     }
 
-    /// Notes a change of a file's content, for its record and its node.
+    /// Records a change of a file's content for its record and its node.
     pub fn note_change(&mut self, number: u64, now: u64) {
         if let Some(record) = self.records.get_mut(number as usize).and_then(Option::as_mut) {
             record.modified = now;
@@ -384,7 +388,7 @@ impl Volume {
         }
     }
 
-    /// The time of the last change that was noted so, if there is news of one.
+    /// The time of the last change recorded by [`Volume::note_change`] that has not been taken yet.
     pub fn take_news(&mut self, number: u64) -> Option<u64> {
         self.news.get_mut(number as usize)?.take()
     }
@@ -402,9 +406,9 @@ impl Volume {
         Some(from + orphans.iter().position(|orphan| *orphan)? as u64)
     }
 
-    /// As [`Volume::unreserve`], of pages that are dirty no more. A write may be about to make some
-    /// of them dirty, which needs their reservations: its end takes back those that it does not
-    /// use.
+    /// As [`Volume::unreserve`], for pages that are no longer dirty. A write in progress may be
+    /// about to dirty some of them and needs their reservations; the end of the write cancels those
+    /// that it does not use.
     pub(super) fn unreserve_beside_write(&mut self, number: u64, pages: &Range<u64>) {
         let mut rest = pages.start;
         if let Some(Some(write)) = self.writes.get_mut(number as usize) {
@@ -416,7 +420,7 @@ impl Volume {
         self.unreserve(number, &(rest..pages.end));
     }
 
-    /// Takes the reservations of pages of a file back.
+    /// Cancels the reservations of pages of a file.
     pub fn unreserve(&mut self, number: u64, pages: &Range<u64>) {
         if let Some(file) = self.reservations.get_mut(number as usize) {
             self.reserved -= file.remove(pages);

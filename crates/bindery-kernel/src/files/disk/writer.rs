@@ -1,10 +1,10 @@
 //! The kernel's thread that stores dirty pages of the disk early (Linux: the flusher of a device),
-//! so that a writer seldom finds the limit reached and has to store pages itself.
+//! so that a writer seldom reaches the limit and has to store pages itself.
 //!
-//! It stores pages while more than half of the limit are dirty: writes wake it. At an interval
-//! (`/proc/sys/vm/dirty_writeback_centisecs`) it stores all pages that are dirty then, also those
-//! that programs wrote through mappings, and the blocks of their files. There is no thread without
-//! a disk. It ends with the machine.
+//! The thread stores pages while the number of dirty pages exceeds half of the limit; writes wake
+//! it. At an interval (`/proc/sys/vm/dirty_writeback_centisecs`) it stores all dirty pages,
+//! including those that programs wrote through mappings, and the blocks of their files. Without a
+//! disk there is no thread. The thread ends with the machine.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -16,11 +16,12 @@ use super::storage::{dirty_and_limit, file_system, storage};
 /// The interval in hundredths of a second; 0 for none. Linux's, at first.
 static INTERVAL: AtomicU64 = AtomicU64::new(500);
 
-/// A change of the interval, or a write above the mark, that the thread has not seen yet.
+/// Whether the interval has changed, or a write has exceeded the mark, since the thread last
+/// checked.
 static WOKEN: AtomicBool = AtomicBool::new(false);
 /// The machine ends.
 static ENDS: AtomicBool = AtomicBool::new(false);
-/// 1 while there is a thread.
+/// 1 while the thread exists.
 static LIVES: AtomicU32 = AtomicU32::new(0);
 static SLEEPER: WaitQueue = WaitQueue::new();
 
@@ -33,7 +34,7 @@ pub fn begin() {
     }
 }
 
-/// Ends the thread, and waits until it is done with the disk.
+/// Ends the thread and waits until it no longer uses the disk.
 pub fn end() {
     ENDS.store(true, Ordering::Relaxed);
     SLEEPER.wake_all();
@@ -85,7 +86,7 @@ fn work() {
     let mut last = time::now();
     loop {
         let interval = INTERVAL.load(Ordering::Relaxed) * (time::SECOND / 100);
-        // From the last round on, however often writes wake the thread in between.
+        // Counted from the last round, however often writes wake the thread in between.
         let deadline = (interval > 0).then_some(last + interval);
         let woken = || {
             let ends = ENDS.load(Ordering::Relaxed);
@@ -99,11 +100,11 @@ fn work() {
         if is_due() {
             last = time::now();
             system.write_back(dirty_and_limit().0);
-            // The files' openers hear of an error of the pages. That of a block stays noted, and
-            // the next call writes it again.
+            // An error in storing pages is reported to the files' openers. After an error in
+            // storing a file's block, the block stays marked and the next commit writes it again.
             let _ = storage.commit();
         }
-        // 0 if all that are left have failed, or memory is short.
+        // The result is 0 if all remaining pages have failed, or if memory is short.
         while !is_due() && excess() > 0 && system.write_back(excess()) > 0 {}
     }
 }

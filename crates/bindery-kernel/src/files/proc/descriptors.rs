@@ -58,7 +58,7 @@ impl Node for DescriptorText {
 }
 
 fn tell(description: &Description, at_exec: AtExec, out: &mut SequenceBuffer<'_>) -> fmt::Result {
-    // A transfer in progress has locked the position, and its end is not known yet.
+    // A transfer in progress has locked the position, and the final position is not known yet.
     let position = description.position.try_lock().map_or(0, |position| *position);
     let closed = if at_exec == AtExec::Closed { O_CLOEXEC } else { 0 };
     writeln!(out, "pos:\t{position}")?;

@@ -128,7 +128,7 @@ impl Directory {
         process::find(self.process).ok_or(Errno::ENOENT)
     }
 
-    /// A directory in it.
+    /// A directory inside this one.
     fn inside(&self, sort: DirectorySort) -> Arc<Self> {
         Arc::new(Self { process: self.process, thread: self.thread, sort })
     }

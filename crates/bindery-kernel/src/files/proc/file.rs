@@ -91,7 +91,7 @@ pub(super) struct File {
     index: usize,
     sort: Sort,
     /// The memory of the process when the file was opened. As on Linux, files about memory describe
-    /// that memory, and are empty once it is dropped, by `exec` or otherwise.
+    /// that memory, and are empty once the memory is dropped, by `exec` or otherwise.
     space: Weak<Space>,
     reader: Reader,
 }
@@ -321,7 +321,7 @@ impl Node for File {
             Sort::Name => {
                 process.set_name_of(self.thread, from.strip_suffix(b"\n").unwrap_or(from))?;
             }
-            // Linux, too, refuses the call only: root may open the files.
+            // Linux also refuses only the call; root may open the files.
             Sort::Arguments
             | Sort::Environment
             | Sort::Maps
@@ -341,7 +341,7 @@ impl Node for File {
     }
 }
 
-/// `mem`: a program's memory by address, as far as it is readable.
+/// `mem`: a program's memory by address, up to the first unreadable page.
 fn read_memory(space: &Space, at: u64, into: &mut [u8]) -> Result<usize, Errno> {
     let mut done = 0;
     while done < into.len() {

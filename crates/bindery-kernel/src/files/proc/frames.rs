@@ -49,8 +49,8 @@ impl Node for Words {
     }
 }
 
-/// Reads a file of eight-byte words, whole words only. `fill` writes the words from a number on,
-/// and returns their count.
+/// Reads a file of eight-byte words, whole words only. `fill` writes the words from a number on and
+/// returns their count.
 ///
 /// # Errors
 /// `EINVAL` for a part of a word.

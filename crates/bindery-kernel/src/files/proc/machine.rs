@@ -53,9 +53,9 @@ pub fn mounts(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     }
 }
 
-/// The disk's line, in Linux's order: reads, merged reads, sectors, time, and the same of writes. A
-/// request of a pager counts as one read or write. Its pieces after the first count as merged,
-/// although the device gets each of them. Times are not measured.
+/// The disk's line, in Linux's order: reads, merged reads, sectors and time, followed by the same
+/// for writes. A request of a pager counts as one read or write. Its pieces after the first count
+/// as merged, although the device gets each of them. Times are not measured.
 fn make_diskstats(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     if crate::disk::blocks().is_none() {
         return Ok(());

@@ -26,12 +26,13 @@ pub use directories::root;
 pub use names::remember;
 pub use sysctl::renew_commit_limit;
 
-/// The inode numbers of `/proc`: file 3 of process 5 has 5,003 plus a constant.
+/// The inode numbers of `/proc`: file 3 of process 5 has the number 5,003 plus a constant.
 fn number(process: u32, index: usize) -> u64 {
     (1 << 40) + u64::from(process) * 1000 + index as u64
 }
 
-/// The owner of a process's files: the superuser if other processes of its user may not access it.
+/// The owner of a process's files: the superuser if other processes of the same user may not access
+/// the process.
 fn owner(process: u32) -> (u32, u32) {
     let process = process::find(process).filter(|process| process.is_dumpable());
     process.map_or((0, 0), |process| {

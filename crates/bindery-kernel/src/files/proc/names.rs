@@ -52,7 +52,7 @@ impl Naming for Names {
             return Unnamed.write_path(identity, backing, out);
         }
         // A device with frames has a path, although its source is that of shared anonymous memory.
-        // The handle is dropped without the lock, because it may be the last one of a file.
+        // The handle is dropped without the lock, because it may be the last handle of a file.
         let known = PATHS.lock().get(&identity).cloned();
         let Some((node, path)) = known else {
             return Unnamed.write_path(identity, backing, out);

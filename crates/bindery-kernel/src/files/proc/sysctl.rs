@@ -37,7 +37,7 @@ pub fn directory() -> Arc<FixedDirectory> {
         ("overcommit_kbytes", Text::writable(make_kilobytes, take_kilobytes)),
         ("overcommit_memory", Text::writable(make_overcommit, take_overcommit)),
         ("overcommit_ratio", Text::writable(make_ratio, take_ratio)),
-        // All swap is compressed memory, and the kernel reads nothing around such a page.
+        // All swap is compressed memory, so the kernel performs no readahead around a swapped page.
         ("page-cluster", Text::writable(make_page_cluster, take_page_cluster)),
         ("unprivileged_userfaultfd", Text::writable(make_userfaults, take_userfaults)),
     ]);
@@ -155,14 +155,14 @@ fn take_kilobytes(text: &str) -> Result<(), Errno> {
     Ok(())
 }
 
-/// One of the two is in force, and the other is 0: as on Linux, the one that was written last.
+/// As on Linux, the setting that was written last is in force, and the other is 0.
 fn set_commit_limit(ratio: u64, kilobytes: u64) {
     OVERCOMMIT_RATIO.store(ratio, Ordering::Relaxed);
     OVERCOMMIT_KILOBYTES.store(kilobytes, Ordering::Relaxed);
     renew_commit_limit();
 }
 
-/// Passes the limit to the core: the setting's share, plus all swap.
+/// Passes the limit to the core, which is the setting's share plus all swap.
 pub fn renew_commit_limit() {
     let kilobytes = OVERCOMMIT_KILOBYTES.load(Ordering::Relaxed);
     let ratio = OVERCOMMIT_RATIO.load(Ordering::Relaxed);

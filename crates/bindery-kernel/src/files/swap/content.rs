@@ -9,9 +9,9 @@ use crate::platform::Machine;
 
 use super::super::memory::new_content;
 
-/// The pages that a swap device holds. They are never swapped out: in a swap area on their own
-/// device they would keep the area in use as long as the device holds them, and the device as long
-/// as the area is in use.
+/// The pages that a swap device holds. They are never swapped out. If they lay in a swap area on
+/// their own device, they would keep the area in use as long as the device holds them, and the area
+/// would keep the device in use.
 pub struct DeviceContent(Object<'static, Machine>);
 
 impl DeviceContent {
@@ -21,7 +21,7 @@ impl DeviceContent {
     /// `ENOMEM`.
     pub fn new(size: u64) -> Result<Self, Errno> {
         let object = new_content(size)?;
-        // Before it has a page.
+        // Called before the object has a page.
         object.keep_in_memory();
         Ok(Self(object))
     }

@@ -1,8 +1,8 @@
 //! `/dev/zram0`: a block device in memory. It can be a swap area.
 //!
-//! An object of the core holds the bytes that programs write to it. Swapped pages are in the core's
-//! compressed memory instead. So the pages behind the header keep their bytes until the device is
-//! reset; they are never swapped out.
+//! An object of the core holds the bytes that programs write to it. Swapped pages lie in the core's
+//! compressed memory instead. So the pages behind the header keep the programs' bytes until the
+//! device is reset, and they are never swapped out.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -41,9 +41,9 @@ pub const NUMBER: (u32, u32) = (252, 0);
 pub struct Disk {
     /// The written bytes, until a reset; `None` until the device has a size.
     pub content: Option<DeviceContent>,
-    /// The number of its openings.
+    /// The number of the device's openings.
     opened: u32,
-    /// The swap area on it.
+    /// The swap area on the device.
     pub active: Option<Active>,
 }
 
@@ -58,7 +58,7 @@ pub struct Active {
     pub leaves: bool,
 }
 
-/// The one that there is.
+/// The only swap device.
 pub static DISK: SleepingMutex<Disk> =
     SleepingMutex::new(Disk { content: None, opened: 0, active: None });
 

@@ -1,6 +1,6 @@
-//! A swap device with errors, to test their effect on programs: `swap-errors=N` on the command
-//! line. It keeps pages uncompressed in memory of its own, and fails every Nth transfer to it and
-//! every Nth from it.
+//! A swap device with errors, to test the effect of errors on programs (`swap-errors=N` on the
+//! command line). The device keeps pages uncompressed in memory of its own. It fails every Nth
+//! transfer to the device and every Nth from it.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -17,7 +17,8 @@ use crate::sync::SleepingMutex;
 
 const PAGE: usize = PAGE_SIZE as usize;
 
-/// The device. It completes each request at once, so nothing is in flight after a submission.
+/// The device. The device completes each request at once, so nothing is in flight after a
+/// submission.
 pub struct Failing {
     content: SleepingMutex<Option<Pages>>,
     slots: AtomicU64,
@@ -26,7 +27,7 @@ pub struct Failing {
     writes: AtomicU64,
 }
 
-/// The one that there is.
+/// The only failing device.
 pub static FAILING: Failing = Failing {
     content: SleepingMutex::new(None),
     slots: AtomicU64::new(0),
@@ -51,7 +52,7 @@ impl Failing {
         Ok(Some(self))
     }
 
-    /// Frees the memory, if there is any: the area was removed.
+    /// Frees the memory, if any, because the area was removed.
     pub fn forget(&self) {
         let content = self.content.lock().take();
         drop(content);

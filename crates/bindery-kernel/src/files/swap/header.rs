@@ -5,7 +5,8 @@ use crate::errno::Errno;
 /// Bytes of the page.
 pub const SIZE: usize = 4096;
 const SIGNATURE: &[u8; 10] = b"SWAPSPACE2";
-/// After space for a boot loader: version, number of the last page, number of bad pages.
+/// The offset of the fields after the space for a boot loader: version, number of the last page,
+/// number of bad pages.
 const FIELDS: usize = 1024;
 
 /// The number of slots in the area: the pages behind the first one.

@@ -1,5 +1,5 @@
-//! Swap: `swapon`, `swapoff` and `/proc/swaps`. The one device is `/dev/zram0`, whose area is
-//! compressed memory of the core's.
+//! Swap: `swapon`, `swapoff` and `/proc/swaps`. The one device is `/dev/zram0`, whose area is the
+//! core's compressed memory.
 
 mod content;
 mod device;
@@ -70,7 +70,8 @@ pub fn turn_on(path: u64, flags: u32) -> Outcome {
     Ok(0)
 }
 
-/// Refuses files that cannot be a swap area: as on Linux, those of a file system in memory.
+/// Refuses files that cannot be a swap area. As on Linux, these are the files of a file system in
+/// memory.
 fn check_kind(place: &Place) -> Result<(), Errno> {
     match place.node.kind() {
         Kind::Block => Ok(()),
@@ -92,7 +93,8 @@ pub fn turn_off(path: u64) -> Outcome {
         active.leaves = true;
         active.clone()
     };
-    // The device is not locked meanwhile: this takes long, and other calls read the device.
+    // The device is not locked while the area is emptied, because this takes long and other calls
+    // read the device.
     let outcome = empty(&active);
     let mut disk = DISK.lock();
     match (outcome, &mut disk.active) {
@@ -110,7 +112,7 @@ pub fn turn_off(path: u64) -> Outcome {
     outcome.map(|()| 0)
 }
 
-/// Reads everything in the area back into memory, and removes the area.
+/// Reads everything in the area back into memory and removes the area.
 fn empty(active: &Active) -> Result<(), Errno> {
     let area = &active.area;
     memory().stop_swapping_to(area);

@@ -153,7 +153,7 @@ impl Files {
         used
     }
 
-    /// Whether the huge size inherits, and no other: as on Linux, nothing else can be forced.
+    /// Whether only the huge size inherits. As on Linux, no other size can be forced.
     fn inherits_huge_alone(&self) -> bool {
         let mut orders = ORDERS;
         orders.all(|order| (self.size(order) == SizeMode::Inherit) == (order == HUGE))
@@ -268,7 +268,7 @@ fn khugepaged() -> Arc<FixedDirectory> {
 
 /// The directory.
 pub fn directory() -> Arc<FixedDirectory> {
-    // No size is used at first, so no thread is created, which could fail.
+    // No size is used at first, so no thread has to be created, and the call cannot fail.
     let _ = apply();
     // Linux defragments whenever large folios are used.
     memory().set_huge_zero_page(true);

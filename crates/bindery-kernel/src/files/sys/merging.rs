@@ -14,7 +14,7 @@ use super::setting::{Setting, Value};
 /// Whether the last write to `run` was 2, not 0.
 static WAS_UNMERGED: AtomicBool = AtomicBool::new(false);
 
-/// `run`: 0 stops the merging, and 2 splits all merged pages as well. 1 would start it.
+/// `run`: 0 stops the merging, and 2 also splits all merged pages. 1 would start it.
 struct Run;
 
 impl Value for Run {

@@ -20,7 +20,7 @@ const FORK: u64 = nr::SIGCHLD as u64;
 #[cfg(target_arch = "x86_64")]
 const VFORK: u64 = (nr::CLONE_VM | nr::CLONE_VFORK | nr::SIGCHLD) as u64;
 
-/// Makes a call; `None` if the number belongs to another one. The inner `None` means that the
+/// Makes a call; `None` if the number belongs to another call. The inner `None` means that the
 /// registers already have the program's new state.
 pub fn call(
     number: u32,

@@ -21,7 +21,8 @@ pub(super) fn sigaction(signal: u64, new: u64, old: u64, size: u64) -> Outcome {
     if size != 8 || new != 0 && bit(signal) & UNBLOCKABLE != 0 {
         return Err(Errno::EINVAL);
     }
-    // Before the old action is read: during the copy another thread may change it.
+    // Copied before the old action is read, because another thread may change the action during the
+    // copy.
     let new = if new == 0 { None } else { Some(user::read::<[u64; 4]>(new)?) };
     let process = scheduler::current().process.clone();
     let actions = process.actions();
@@ -123,7 +124,7 @@ pub(super) fn sigqueueinfo(process: Option<u64>, target: u64, number: u64, at: u
     let code = bytes[1] as i32;
     let own = scheduler::current().process.id;
     let found = find(target as u32);
-    // Only the kernel may send codes of the kernel, but a process may send itself any code.
+    // Only the kernel may send the kernel's codes, except that a process may send itself any code.
     if (code >= 0 || code == code::THREAD) && target as u32 != own && process.is_none() {
         return Err(Errno::EPERM);
     }
@@ -157,7 +158,7 @@ pub(super) fn kill(target: i32, number: u64) -> Outcome {
     };
     let mut outcome = Err(Errno::ESRCH);
     for process in all().iter().filter(is_meant) {
-        // The call succeeds if one of them may be signaled.
+        // The call succeeds if at least one process may be signaled.
         outcome = outcome.or(send(process, None, number, information));
     }
     outcome
@@ -171,7 +172,7 @@ pub(super) fn tkill(process: Option<u64>, thread: u64, number: u64) -> Outcome {
     })
 }
 
-/// A thread by its number, and by its process's number if that is given.
+/// Finds a thread by its number and, if given, its process's number.
 fn thread_of(process: Option<u64>, id: u64) -> Result<Arc<Thread>, Errno> {
     if id as i32 <= 0 || process.is_some_and(|process| process as i32 <= 0) {
         return Err(Errno::EINVAL);
@@ -260,7 +261,7 @@ pub(super) fn pidfd_send_signal(descriptor: i32, number: u64, at: u64, flags: u3
             Some((code, [bytes[2], bytes[3], bytes[4], bytes[5]]))
         }
     };
-    // Not earlier: during the copy the process or the thread may end.
+    // Looked up only now, because the process or the thread may end during the copy.
     let process = find(id).ok_or(Errno::ESRCH)?;
     let thread = match flags {
         THREAD => own_thread.or_else(|| process.threads().first().cloned()),
