@@ -18,7 +18,7 @@ const CONTEXTS: [&str; 3] = ["Context: may sleep", "Context: spins", "Context: a
 #[test]
 fn each_public_function_names_its_context() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let files: Vec<_> = ["bindery/src", "bindery-linux/src"]
+    let files: Vec<_> = ["bindery/src", "bindery-linux/src", "bindery-parts/src"]
         .iter()
         .flat_map(|folder| sources(&crates.join(folder)))
         .map(|path| (path.display().to_string(), fs::read_to_string(&path).unwrap()))

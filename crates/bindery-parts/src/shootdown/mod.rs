@@ -1,0 +1,460 @@
+//! [`Shootdowns`]: invalidations of TLBs on other CPUs, by interrupts, and only on CPUs that need
+//! them.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `queue` | the requests to one CPU |
+//! | `root_word` | the root that a CPU has loaded |
+//!
+//! # Which CPUs are interrupted
+//! A word for each CPU says which program's root the CPU has loaded (`root_word`). A CPU that runs
+//! the root is interrupted. A CPU that keeps the translations of the root under a tag, with the
+//! *kernel's* root loaded, is not: the thread marks the tag as stale, and the CPU flushes it before
+//! it loads the root again. (It must not keep the program's root loaded. Its walker would read
+//! tables speculatively that are about to be freed.) A CPU that has loaded another root is not
+//! interrupted either, since it flushes the tag when it comes back.
+//!
+//! # Orders
+//! A CPU announces that it switches, executes a fence, and loads the root; then it announces the
+//! root. A thread writes entries, executes a fence, and reads the words. So if the thread does not
+//! see that the CPU switches, the CPU's walker sees the new entries. While a CPU switches, it is
+//! interrupted for every root:
+//! 1. CPU A announces root Q, while its walker still reads the tables of root P.
+//! 2. CPU B unmaps pages of P, finds Q, interrupts no CPU, and frees a table.
+//! 3. CPU A's walker reads the freed table, and may even set an accessed bit in it.
+//!
+//! # Waiting
+//! Requests are sent to all CPUs before the thread waits for the first of them. A thread that waits
+//! serves its own CPU's queue, so two CPUs that wait for each other with interrupts off both
+//! finish. For the same reason, a CPU that waits for a spin lock with interrupts off calls
+//! [`OnCpu::serve`] ([`Platform::relax`](bindery::Platform::relax)).
+
+#[cfg(all(test, loom))]
+mod loom_model;
+mod queue;
+mod root_word;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+use core::fmt;
+
+use bindery::addr::Frame;
+use bindery::platform::{Cpu, CpuSet, Invalidation, MAX_CPUS};
+
+use crate::atomic::{AtomicU64, Ordering, constructor};
+use crate::cpu_mask::CpuMask;
+use crate::rule::{self, Rule};
+
+use queue::{Queue, Request, Taken, Ticket};
+use root_word::{Claim, RootWord, State};
+
+/// The TLB of the caller's CPU, and interrupts to others: the hooks of [`Shootdowns`].
+///
+/// All functions are called on the CPU of the [`OnCpu`] that they were passed with.
+///
+/// # Context
+/// Context: any. The functions never sleep, and are called with interrupts on or off and in
+/// interrupt handlers.
+pub trait LocalTlb {
+    /// Interrupts another CPU. Its handler calls [`OnCpu::serve`]. The hook orders the caller's
+    /// earlier stores before the interrupt (x86-64 with x2APIC: `mfence; lfence`; AArch64:
+    /// `dsb ishst`; RISC-V: `fence w, o`).
+    fn send(&self, cpu: Cpu);
+
+    /// Invalidates translations of `root`, which this CPU has loaded, under its current tag.
+    fn invalidate(&self, root: Frame, what: &Invalidation);
+
+    /// Invalidates translations of the kernel's addresses, global ones too, under every tag.
+    fn invalidate_kernel(&self, what: &Invalidation);
+
+    /// Invalidates all translations and all intermediate entries, global ones too, under every tag.
+    fn flush_all(&self);
+
+    /// One round of waiting for another CPU.
+    fn relax(&self) {
+        core::hint::spin_loop();
+    }
+}
+
+/// The translations that a CPU has of the root that it is about to load.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Translations {
+    /// Valid: the load may keep those of the root's tag (x86-64: bit 63 of `CR3` set).
+    Kept,
+    /// Possibly invalid: the load flushes those of the root's tag, with intermediate entries.
+    Stale,
+}
+
+/// The memory of one CPU in [`Shootdowns`], some cache lines.
+///
+/// ```
+/// use bindery_parts::ShootdownCpu;
+///
+/// static CPUS: [ShootdownCpu; 4] = [const { ShootdownCpu::new() }; 4];
+/// assert!(size_of_val(&CPUS) <= 4 * 768);
+/// ```
+#[repr(align(128))]
+#[derive(Debug)]
+pub struct ShootdownCpu {
+    root: RootWord,
+    queue: Queue,
+    counts: Counts,
+}
+
+/// What one CPU has counted. In lines of its own, since other CPUs need none of it.
+#[repr(align(128))]
+#[derive(Debug)]
+struct Counts {
+    interrupts: AtomicU64,
+    spared: AtomicU64,
+    invalidations: AtomicU64,
+    full_flushes: AtomicU64,
+}
+
+impl Counts {
+    constructor! {
+        const fn new() -> Self {
+            Self {
+                interrupts: AtomicU64::new(0),
+                spared: AtomicU64::new(0),
+                invalidations: AtomicU64::new(0),
+                full_flushes: AtomicU64::new(0),
+            }
+        }
+    }
+}
+
+impl ShootdownCpu {
+    constructor! {
+        /// A CPU that is offline, with no root loaded.
+        ///
+        /// Context: any.
+        pub const fn new() -> Self {
+            Self { root: RootWord::new(), queue: Queue::new(), counts: Counts::new() }
+        }
+    }
+}
+
+impl Default for ShootdownCpu {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Sums over all CPUs since the start ([`Shootdowns::counts`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ShootdownCounts {
+    /// Interrupts that were sent.
+    pub interrupts: u64,
+    /// Interrupts that were spared because the CPU kept the tag lazily.
+    pub spared: u64,
+    /// Invalidations of a range that were performed, local ones too.
+    pub invalidations: u64,
+    /// Flushes of everything, because a queue was full or the CPU was switching roots.
+    pub full_flushes: u64,
+}
+
+/// Invalidations on many CPUs, for [`Platform::invalidate`](bindery::Platform::invalidate) and
+/// [`Platform::invalidate_kernel`](bindery::Platform::invalidate_kernel).
+///
+/// The embedder supplies a [`ShootdownCpu`] for each CPU. At first, all CPUs are offline, and no
+/// CPU has a root loaded.
+///
+/// ```
+/// use bindery::addr::{Frame, VirtAddr, VirtRange};
+/// use bindery::platform::{Cpu, CpuSet, Invalidation, Tables};
+/// use bindery_parts::{LocalTlb, OnCpu, ShootdownCpu, Shootdowns, Translations};
+///
+/// static CPUS: [ShootdownCpu; 2] = [const { ShootdownCpu::new() }; 2];
+/// static SHOOTDOWNS: Shootdowns<'static> = Shootdowns::new(&CPUS);
+///
+/// struct Tlb;
+///
+/// impl LocalTlb for Tlb {
+///     fn send(&self, _cpu: Cpu) {} // the interrupt controller
+///     fn invalidate(&self, _root: Frame, _what: &Invalidation) {} // `invlpg`
+///     fn invalidate_kernel(&self, _what: &Invalidation) {}
+///     fn flush_all(&self) {} // a change of `CR4.PGE`
+/// }
+///
+/// /// The caller's CPU, which it does not leave during a call.
+/// fn here() -> OnCpu<'static, 'static, Tlb> {
+///     # let cpu = || Cpu(0);
+///     SHOOTDOWNS.on(cpu(), &Tlb)
+/// }
+///
+/// /// `Platform::invalidate`.
+/// fn invalidate(root: Frame, cpus: &CpuSet, what: &Invalidation) {
+///     here().invalidate(root, cpus, what);
+/// }
+///
+/// /// `Platform::relax`, and the handler of the interrupt.
+/// fn relax() {
+///     here().serve();
+///     core::hint::spin_loop();
+/// }
+///
+/// here().online();
+/// // A switch to a program, after `AddressSpace::enter`.
+/// here().run(Frame(7), |translations| assert_eq!(translations, Translations::Stale));
+/// // To the idle thread and back: the tag stays valid.
+/// here().keep(|| { /* load the kernel's root */ });
+/// here().run(Frame(7), |translations| assert_eq!(translations, Translations::Kept));
+///
+/// let mut cpus = CpuSet::EMPTY;
+/// cpus.insert(Cpu(0));
+/// let range = VirtRange::from_len(VirtAddr(0x1000), 0x1000).expect("a range");
+/// let what = Invalidation { range, stride: 0x1000, tables: Tables::Unchanged };
+/// invalidate(Frame(7), &cpus, &what);
+/// relax();
+/// assert_eq!(SHOOTDOWNS.counts().invalidations, 1);
+/// ```
+///
+/// # Context
+/// Context: any. A thread that invalidates waits for other CPUs' handlers, or for their calls of
+/// [`OnCpu::serve`].
+#[derive(Debug)]
+pub struct Shootdowns<'m> {
+    online: CpuMask,
+    cpus: &'m [ShootdownCpu],
+}
+
+impl<'m> Shootdowns<'m> {
+    constructor! {
+        /// Shootdowns among the CPUs with the numbers of the slice; elements from [`MAX_CPUS`] on
+        /// are not used.
+        pub const fn new(cpus: &'m [ShootdownCpu]) -> Self {
+            let cpus = if cpus.len() > MAX_CPUS { cpus.split_at(MAX_CPUS).0 } else { cpus };
+            Self { online: CpuMask::new(), cpus }
+        }
+    }
+
+    /// The view of the caller's CPU. The caller stays on the CPU while it uses the view.
+    ///
+    /// # Panics
+    /// If `cpu` is not below the number of CPUs.
+    #[inline]
+    pub fn on<'s, T: LocalTlb>(&'s self, cpu: Cpu, tlb: &'s T) -> OnCpu<'s, 'm, T> {
+        OnCpu { all: self, me: &self.cpus[usize::from(cpu.0)], cpu, tlb }
+    }
+
+    /// Sums of all CPUs. Not exact while CPUs invalidate. Linear in the number of CPUs.
+    pub fn counts(&self) -> ShootdownCounts {
+        let sum = |count: fn(&Counts) -> &AtomicU64| {
+            self.cpus.iter().map(|cpu| count(&cpu.counts).load(Ordering::Relaxed)).sum()
+        };
+        ShootdownCounts {
+            interrupts: sum(|counts| &counts.interrupts),
+            spared: sum(|counts| &counts.spared),
+            invalidations: sum(|counts| &counts.invalidations),
+            full_flushes: sum(|counts| &counts.full_flushes),
+        }
+    }
+}
+
+/// [`Shootdowns`] as the caller's CPU uses them ([`Shootdowns::on`]).
+///
+/// # Context
+/// Context: any. Interrupts may be on or off.
+pub struct OnCpu<'s, 'm, T> {
+    all: &'s Shootdowns<'m>,
+    me: &'s ShootdownCpu,
+    cpu: Cpu,
+    tlb: &'s T,
+}
+
+impl<T: LocalTlb> OnCpu<'_, '_, T> {
+    /// Loads the root of a program by `load`, which is told whether it must flush. Call it after
+    /// `AddressSpace::enter`, and `AddressSpace::leave` for the old address space afterwards.
+    ///
+    /// The translations are kept only if this root was the last one, left by [`OnCpu::keep`]. A CPU
+    /// without tags flushes by each load, whatever it is told.
+    ///
+    /// The CPU is online; a debug build panics if not.
+    pub fn run(&self, root: Frame, load: impl FnOnce(Translations)) {
+        debug_assert!(self.is_online(self.cpu), "CPU {} is not online", self.cpu.0);
+        let was = self.me.root.begin_switch();
+        let is_kept = was == State::Runs(root)
+            || was == State::Keeps(root)
+            || was == State::Stale(root) && !rule::holds(Rule::FlushStale);
+        load(if is_kept { Translations::Kept } else { Translations::Stale });
+        self.me.root.end_switch(State::Runs(root));
+    }
+
+    /// Loads the kernel's root by `load`, and keeps the translations of the program's root under
+    /// their tag. From here on, no invalidation of the program's root interrupts this CPU. `load`
+    /// must load the kernel's root, under a tag of its own.
+    pub fn keep(&self, load: impl FnOnce()) {
+        let was = self.me.root.begin_switch();
+        load();
+        self.me.root.end_switch(match was {
+            State::Runs(root) => State::Keeps(root),
+            State::Keeps(_) | State::Stale(_) | State::Nothing | State::Switches => was,
+        });
+    }
+
+    /// Loads the kernel's root by `load`, which flushes the translations of the program's root or
+    /// gives its tag up. The caller then calls `AddressSpace::leave`.
+    pub fn leave(&self, load: impl FnOnce()) {
+        self.me.root.begin_switch();
+        load();
+        self.me.root.end_switch(State::Nothing);
+    }
+
+    /// Invalidates translations of `root` on the CPUs of the set, and waits until none of them uses
+    /// one. For [`Platform::invalidate`](bindery::Platform::invalidate).
+    ///
+    /// Linear in the number of CPUs in the set.
+    pub fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {
+        rule::fence(Rule::FenceBeforeRoots);
+        let mut to_ask = CpuSet::EMPTY;
+        for cpu in cpus.iter().filter(|cpu| *cpu != self.cpu) {
+            let Some(other) = self.all.cpus.get(usize::from(cpu.0)) else { continue };
+            match other.root.claim_flush(root) {
+                Claim::Ask => to_ask.insert(cpu),
+                Claim::Spared => add(&self.me.counts.spared),
+                Claim::Left => {}
+            }
+        }
+        let request = Request { root: Some(root), what: *what };
+        let here = || {
+            if cpus.contains(self.cpu) {
+                self.perform(&request);
+            }
+        };
+        if to_ask.is_empty() { here() } else { self.ask(&to_ask, &request, here) }
+    }
+
+    /// Invalidates translations of the kernel's addresses on all CPUs that are online, and waits
+    /// for them. For [`Platform::invalidate_kernel`](bindery::Platform::invalidate_kernel).
+    ///
+    /// Linear in the number of CPUs.
+    pub fn invalidate_kernel(&self, what: &Invalidation) {
+        rule::fence(Rule::FenceBeforeRoots);
+        let mut to_ask = CpuSet::EMPTY;
+        for cpu in (0..self.all.cpus.len() as u16).map(Cpu) {
+            if cpu != self.cpu && self.is_online(cpu) {
+                to_ask.insert(cpu);
+            }
+        }
+        let request = Request { root: None, what: *what };
+        self.ask(&to_ask, &request, || self.perform(&request));
+    }
+
+    /// Performs the requests to this CPU: in the handler of the interrupt, and in
+    /// [`Platform::relax`](bindery::Platform::relax). Without requests, reads one word.
+    #[inline]
+    pub fn serve(&self) {
+        if self.me.queue.is_asked() {
+            self.serve_taken(self.me.queue.take());
+        }
+    }
+
+    /// Announces that the CPU is online, and flushes its TLB. Called on the CPU with interrupts
+    /// off, before it loads the kernel's root or, if the kernel has started with it, before the
+    /// first access to a [`KernelMap`](bindery::KernelMap)'s addresses.
+    pub fn online(&self) {
+        self.all.online.insert(self.cpu, Ordering::Release);
+        rule::fence(Rule::FenceBeforeLoad);
+        self.tlb.flush_all();
+    }
+
+    /// Announces that the CPU goes offline: from here on, no other CPU waits for it. The CPU has
+    /// left its last program's root ([`OnCpu::leave`]), and until it stops, it uses no address of a
+    /// [`KernelMap`](bindery::KernelMap) that another CPU may free.
+    pub fn offline(&self) {
+        self.all.online.remove(self.cpu, Ordering::Release);
+        self.serve();
+    }
+
+    /// Whether the CPU is online.
+    pub fn is_online(&self, cpu: Cpu) -> bool {
+        self.all.online.contains(cpu, Ordering::Acquire)
+    }
+
+    #[cold]
+    fn serve_taken(&self, taken: Taken) {
+        if taken.is_for_everything() {
+            let number = self.me.queue.full_flushes_asked();
+            self.flush_all();
+            self.me.queue.full_flush_done(number);
+        } else {
+            taken.slots().for_each(|slot| self.perform(&self.me.queue.request(slot)));
+        }
+        self.me.queue.finish(taken);
+    }
+
+    fn perform(&self, request: &Request) {
+        let Some(root) = request.root else {
+            add(&self.me.counts.invalidations);
+            return self.tlb.invalidate_kernel(&request.what);
+        };
+        match self.me.root.state() {
+            State::Switches => self.flush_all(),
+            State::Keeps(kept) if kept == root && rule::holds(Rule::StaleWhenServed) => {
+                let _ = self.me.root.claim_flush(root);
+            }
+            State::Runs(loaded) | State::Keeps(loaded) if loaded == root => {
+                add(&self.me.counts.invalidations);
+                self.tlb.invalidate(root, &request.what);
+            }
+            // The CPU flushes the root's tag before it loads the root again.
+            State::Runs(_) | State::Keeps(_) | State::Stale(_) | State::Nothing => {}
+        }
+    }
+
+    fn flush_all(&self) {
+        add(&self.me.counts.full_flushes);
+        self.tlb.flush_all();
+    }
+
+    /// Sends a request to CPUs, performs it `here` while they work, and waits for them.
+    #[inline(never)]
+    fn ask(&self, cpus: &CpuSet, request: &Request, here: impl FnOnce()) {
+        let mut tickets = [Ticket::EVERYTHING; MAX_CPUS];
+        let mut to_interrupt = CpuSet::EMPTY;
+        for cpu in cpus.iter() {
+            let (ticket, was_empty) = self.queue(cpu).post(request);
+            tickets[usize::from(cpu.0)] = ticket;
+            // Otherwise an interrupt is already on its way.
+            if was_empty {
+                to_interrupt.insert(cpu);
+            }
+        }
+        for cpu in to_interrupt.iter() {
+            add(&self.me.counts.interrupts);
+            self.tlb.send(cpu);
+        }
+        here();
+        for cpu in cpus.iter() {
+            self.wait(cpu, tickets[usize::from(cpu.0)]);
+        }
+    }
+
+    fn wait(&self, cpu: Cpu, ticket: Ticket) {
+        let queue = self.queue(cpu);
+        let awaited = queue.awaited(ticket);
+        while !queue.is_done(awaited) && (self.is_online(cpu) || !queue.take_back(awaited)) {
+            if rule::holds(Rule::ServeWhileWaiting) {
+                self.serve();
+            }
+            self.tlb.relax();
+        }
+        queue.release(awaited);
+    }
+
+    /// The queue of a CPU below the number of CPUs.
+    fn queue(&self, cpu: Cpu) -> &Queue {
+        &self.all.cpus[usize::from(cpu.0)].queue
+    }
+}
+
+impl<T> fmt::Debug for OnCpu<'_, '_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnCpu").field("cpu", &self.cpu).finish_non_exhaustive()
+    }
+}
+
+fn add(count: &AtomicU64) {
+    count.fetch_add(1, Ordering::Relaxed);
+}

@@ -1,0 +1,266 @@
+//! [`Queue`]: the requests to one CPU.
+//!
+//! A thread claims a slot, writes its request there, and sets the slot's bit among the pending
+//! ones. The CPU takes all pending bits in one step, performs the requests, and sets the bits among
+//! those that are done. The thread waits for its bit and releases the slot. If all slots are
+//! claimed, the thread asks for a flush of everything, which has a number in place of a slot.
+//!
+//! An interrupt handler may serve the queue between any two steps of a call that serves it. It
+//! takes only bits that the call has not taken.
+
+use bindery::addr::{Frame, VirtAddr, VirtRange};
+use bindery::platform::{Invalidation, Tables};
+
+use crate::atomic::{AtomicU32, AtomicU64, Ordering, constructor};
+use crate::rule::{self, Rule};
+
+/// The number of requests that a CPU can have at once.
+#[cfg(not(all(test, loom)))]
+pub(super) const SLOTS: u32 = 8;
+#[cfg(all(test, loom))]
+pub(super) const SLOTS: u32 = 1;
+
+const ALL_SLOTS: u32 = (1 << SLOTS) - 1;
+/// The pending bit of a flush of everything.
+const EVERYTHING: u32 = 1 << 31;
+
+/// An invalidation, of a program's root or, without one, of the kernel's addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Request {
+    pub(super) root: Option<Frame>,
+    pub(super) what: Invalidation,
+}
+
+/// The slot of a request, or [`Ticket::EVERYTHING`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Ticket(u8);
+
+impl Ticket {
+    /// A flush of everything, which takes no slot.
+    pub(super) const EVERYTHING: Self = Self(u8::MAX);
+}
+
+/// The event that a thread waits for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Awaited {
+    Slot(u8),
+    /// The flush of everything with this number, or a later one.
+    Flush(u64),
+}
+
+/// Requests that the CPU has taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Taken(u32);
+
+impl Taken {
+    pub(super) fn is_for_everything(self) -> bool {
+        self.0 & EVERYTHING != 0
+    }
+
+    pub(super) fn slots(self) -> impl Iterator<Item = usize> {
+        (0..SLOTS as usize).filter(move |slot| self.0 & 1 << slot != 0)
+    }
+}
+
+/// A request as words, since several CPUs access it.
+#[derive(Debug)]
+struct Slot {
+    /// The root's number plus 1; 0 for the kernel.
+    root: AtomicU64,
+    start: AtomicU64,
+    end: AtomicU64,
+    /// The stride, and bit 0 if tables have changed.
+    stride: AtomicU64,
+}
+
+impl Slot {
+    constructor! {
+        const fn new() -> Self {
+            Self {
+                root: AtomicU64::new(0),
+                start: AtomicU64::new(0),
+                end: AtomicU64::new(0),
+                stride: AtomicU64::new(0),
+            }
+        }
+    }
+}
+
+#[repr(align(128))]
+#[derive(Debug)]
+pub(super) struct Queue {
+    pending: AtomicU32,
+    claimed: AtomicU32,
+    done: AtomicU32,
+    /// Flushes of everything: the number asked for, and the last one that is done.
+    asked: AtomicU64,
+    flushed: AtomicU64,
+    slots: [Slot; SLOTS as usize],
+}
+
+impl Queue {
+    #[cfg(not(all(test, loom)))]
+    pub(super) const fn new() -> Self {
+        Self {
+            pending: AtomicU32::new(0),
+            claimed: AtomicU32::new(0),
+            done: AtomicU32::new(0),
+            asked: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
+            slots: [const { Slot::new() }; SLOTS as usize],
+        }
+    }
+
+    #[cfg(all(test, loom))]
+    pub(super) fn new() -> Self {
+        Self {
+            pending: AtomicU32::new(0),
+            claimed: AtomicU32::new(0),
+            done: AtomicU32::new(0),
+            asked: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
+            slots: core::array::from_fn(|_| Slot::new()),
+        }
+    }
+
+    /// Adds a request. Returns its place, and whether the CPU must be interrupted for it.
+    pub(super) fn post(&self, request: &Request) -> (Ticket, bool) {
+        let (ticket, bit) = match self.claim() {
+            Some(slot) => {
+                self.slots[slot].write(request);
+                (Ticket(slot as u8), 1 << slot)
+            }
+            None => {
+                self.asked.fetch_add(1, Ordering::Release);
+                (Ticket::EVERYTHING, EVERYTHING)
+            }
+        };
+        let order = rule::order(Rule::ReleaseRequest, Ordering::Release);
+        (ticket, self.pending.fetch_or(bit, order) == 0)
+    }
+
+    fn claim(&self) -> Option<usize> {
+        let mut claimed = self.claimed.load(Ordering::Relaxed);
+        loop {
+            let slot = (!claimed & ALL_SLOTS).trailing_zeros();
+            if slot >= SLOTS {
+                return None;
+            }
+            let more = claimed | 1 << slot;
+            // Acquire: the last thread has cleared the slot's bit among those that are done.
+            let exchange =
+                self.claimed.compare_exchange(claimed, more, Ordering::Acquire, Ordering::Relaxed);
+            match exchange {
+                Ok(_) => return Some(slot as usize),
+                Err(now) => claimed = now,
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_asked(&self) -> bool {
+        self.pending.load(Ordering::Relaxed) != 0
+    }
+
+    /// Takes all pending requests. Only the CPU itself does so.
+    pub(super) fn take(&self) -> Taken {
+        // Acquire: the requests, and the entries that were written before them.
+        if !rule::holds(Rule::TakeInOneStep) {
+            let taken = self.pending.load(Ordering::Acquire);
+            self.pending.store(0, Ordering::Relaxed);
+            return Taken(taken);
+        }
+        Taken(self.pending.swap(0, Ordering::Acquire))
+    }
+
+    pub(super) fn request(&self, slot: usize) -> Request {
+        self.slots[slot].read()
+    }
+
+    /// Reports requests as performed.
+    pub(super) fn finish(&self, taken: Taken) {
+        let slots = taken.0 & ALL_SLOTS;
+        if slots != 0 {
+            self.done.fetch_or(slots, rule::order(Rule::ReleaseDone, Ordering::Release));
+        }
+    }
+
+    /// The number of flushes of everything that were asked for before the CPU took the bit.
+    pub(super) fn full_flushes_asked(&self) -> u64 {
+        self.asked.load(Ordering::Acquire)
+    }
+
+    /// Reports a flush that began after the number was read. An interrupt handler may have reported
+    /// a later one.
+    pub(super) fn full_flush_done(&self, number: u64) {
+        let order = rule::order(Rule::ReleaseDone, Ordering::Release);
+        if rule::holds(Rule::FlushedNeverFalls) {
+            self.flushed.fetch_max(number, order);
+        } else {
+            self.flushed.store(number, order);
+        }
+    }
+
+    /// The event that the thread with this ticket waits for.
+    pub(super) fn awaited(&self, ticket: Ticket) -> Awaited {
+        if ticket == Ticket::EVERYTHING {
+            // The thread's own number or a later one.
+            Awaited::Flush(self.asked.load(Ordering::Relaxed))
+        } else {
+            Awaited::Slot(ticket.0)
+        }
+    }
+
+    pub(super) fn is_done(&self, awaited: Awaited) -> bool {
+        // Acquire: the CPU's accesses through old translations come before all later steps.
+        match awaited {
+            Awaited::Slot(slot) => self.done.load(Ordering::Acquire) & 1 << slot != 0,
+            Awaited::Flush(number) => self.flushed.load(Ordering::Acquire) >= number,
+        }
+    }
+
+    /// Takes back a request to a CPU that is offline. Returns `false` if the CPU has taken it
+    /// first, and so will finish it.
+    pub(super) fn take_back(&self, awaited: Awaited) -> bool {
+        match awaited {
+            Awaited::Slot(_) if !rule::holds(Rule::TakeBack) => true,
+            Awaited::Slot(slot) => {
+                let bit = 1 << slot;
+                self.pending.fetch_and(!bit, Ordering::Relaxed) & bit != 0
+            }
+            // It has no slot. The CPU flushes once more when it serves its queue again.
+            Awaited::Flush(_) => true,
+        }
+    }
+
+    /// Ends a request that is done or was taken back.
+    pub(super) fn release(&self, awaited: Awaited) {
+        if let Awaited::Slot(slot) = awaited {
+            self.done.fetch_and(!(1 << slot), Ordering::Relaxed);
+            self.claimed.fetch_and(!(1 << slot), Ordering::Release);
+        }
+    }
+}
+
+impl Slot {
+    fn write(&self, request: &Request) {
+        let Invalidation { range, stride, tables } = request.what;
+        let tables = u64::from(tables == Tables::Changed);
+        let root = request.root.map_or(0, |root| u64::from(root.0) + 1);
+        self.root.store(root, Ordering::Relaxed);
+        self.start.store(range.start().0, Ordering::Relaxed);
+        self.end.store(range.end().0, Ordering::Relaxed);
+        self.stride.store(stride & !1 | tables, Ordering::Relaxed);
+    }
+
+    fn read(&self) -> Request {
+        let root = self.root.load(Ordering::Relaxed);
+        let start = VirtAddr(self.start.load(Ordering::Relaxed));
+        let end = VirtAddr(self.end.load(Ordering::Relaxed));
+        let stride = self.stride.load(Ordering::Relaxed);
+        let range = VirtRange::new(start, end).unwrap_or_default();
+        let tables = if stride & 1 != 0 { Tables::Changed } else { Tables::Unchanged };
+        let what = Invalidation { range, stride: stride & !1, tables };
+        Request { root: root.checked_sub(1).map(|root| Frame(root as u32)), what }
+    }
+}
