@@ -16,21 +16,33 @@ impl<T: Indexed> Index<T> {
         }
     }
 
-    /// Measures all links of `path` and all links of `node` again, from the bottom up.
-    pub(crate) fn measure_path(&self, path: &[LinkTarget<T>; HEIGHT], node: Option<NonNull<T>>) {
+    /// Measures the links of `path` and the links of `node` again, from the bottom up. The number
+    /// and the targets of the links may have changed on the levels below `relinked`.
+    ///
+    /// Ends at the first level, not below `relinked`, on which no gap has changed. The links above it
+    /// depend only on the gaps and on the number of the links of that level.
+    pub(super) fn measure_path(
+        &self,
+        path: &[LinkTarget<T>; HEIGHT],
+        node: Option<NonNull<T>>,
+        relinked: usize,
+    ) {
         let height = node.map_or(0, |node| self.node(node).links().height());
         for (place, level) in path[1..self.levels()].iter().zip(1..) {
-            self.measure(*place, level);
+            let mut has_changed = self.measure(*place, level);
             if level < height {
-                self.measure(node, level);
+                has_changed |= self.measure(node, level);
+            }
+            if !has_changed && level >= relinked {
+                break;
             }
         }
     }
 
     /// Stores the widest gap below the link of `place` at `level`, above 0, from the links one
     /// level below it. If that level has too many links there, the tower in their middle grows
-    /// first.
-    fn measure(&self, place: LinkTarget<T>, level: usize) {
+    /// first. Returns whether a gap or a link of `level` has changed.
+    fn measure(&self, place: LinkTarget<T>, level: usize) -> bool {
         let links = self.links(place);
         let until = links.next(level);
         let mut widest = self.widest(place, level - 1);
@@ -43,9 +55,14 @@ impl<T: Indexed> Index<T> {
         }
         if beneath > LINKS_BENEATH {
             self.grow(place, level);
-        } else {
-            links.widest[level - 1].store(widest, Ordering::Relaxed);
+            return true;
         }
+        let stored = &links.widest[level - 1];
+        let has_changed = stored.load(Ordering::Relaxed) != widest;
+        if has_changed {
+            stored.store(widest, Ordering::Relaxed);
+        }
+        has_changed
     }
 
     /// Raises to `level` a tower in the middle of the links below the link of `place`, whose number

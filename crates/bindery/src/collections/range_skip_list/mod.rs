@@ -275,7 +275,7 @@ impl<T: Indexed> Index<T> {
             self.links(*place).set_next(level, Some(node));
         }
         self.count.store(self.len() + 1, Ordering::Relaxed);
-        self.measure_path(&path, Some(node));
+        self.measure_path(&path, Some(node), height);
     }
 
     /// Writer: removes `node` and returns the pointer that was inserted, because `node` may be made
@@ -302,7 +302,7 @@ impl<T: Indexed> Index<T> {
             before.set_next(level, links.next(level));
         }
         self.count.store(self.len() - 1, Ordering::Relaxed);
-        self.measure_path(&path, None);
+        self.measure_path(&path, None, links.height());
         inserted
     }
 
@@ -326,7 +326,7 @@ impl<T: Indexed> Index<T> {
 
     /// Writer: like [`Index::bounds_changed`], for a node with a known spot.
     pub(crate) fn bounds_changed_at(&self, spot: &Spot<T>, node: &T) {
-        self.measure_path(&spot.path, Some(NonNull::from(node)));
+        self.measure_path(&spot.path, Some(NonNull::from(node)), 0);
     }
 
     /// Writer: the highest address of the shape in `low..high` that no node overlaps.
