@@ -92,6 +92,38 @@ fn heights_differ_between_spaces_and_between_seeds() {
     assert_ne!(first, looked(&second), "another address space");
 }
 
+/// The number of mappings that `work` makes the address space visit for all of `each`.
+fn all<T>(space: &Space<'_>, each: impl Iterator<Item = T>, work: impl FnMut(T)) -> u64 {
+    let before = space.mappings_looked_at();
+    each.for_each(work);
+    space.mappings_looked_at() - before
+}
+
+#[test]
+fn mmap_and_munmap_search_few_times() {
+    let (machine, memory) = plain(GIB, 3);
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    for number in 0..10_000 {
+        space.mmap(&fixed(at(number).0, PAGE_SIZE)).unwrap();
+        space.fault(at(number), Access::Read).unwrap();
+    }
+    let some = || (0..10_000).step_by(7).map(at);
+    // A fault searches once.
+    let once = all(&space, some(), |at| {
+        space.fault(at, Access::Read).unwrap();
+    });
+    // The first mapping in the range, once more after the supplies, and the removal.
+    let unmap = all(&space, some(), |at| space.munmap(at, PAGE_SIZE).unwrap());
+    assert!(2 * unmap <= 7 * once, "munmap looks at {unmap}, one search at {once}");
+    // The place, the mapping after it, the mapping before it, and the insertion.
+    let map = all(&space, some(), |at| {
+        let request = MapRequest { place: Place::Near(at), ..fixed(at.0, PAGE_SIZE) };
+        assert_eq!(space.mmap(&request).unwrap(), at);
+    });
+    assert!(2 * map <= 9 * once, "mmap looks at {map}, one search at {once}");
+    audit(&machine, &memory, &[&space]);
+}
+
 #[test]
 fn many_mappings_cost_each_call_a_logarithm() {
     let (machine, memory) = plain(GIB, 3);

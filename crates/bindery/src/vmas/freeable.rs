@@ -8,28 +8,48 @@ use crate::vma::Vma;
 
 use super::VmaView;
 
-impl<P: Platform> VmaView<'_, P> {
+impl<'op, P: Platform> VmaView<'op, P> {
     /// `range`, in which nothing will remain mapped, extended by the surrounding whole table spans
-    /// without mappings. `occupied` counts as mapped.
+    /// without mappings. `first` is the first VMA that ends after the start of `range`; `occupied`
+    /// counts as mapped.
     ///
     /// ```text
     /// VMAs     |  A  |                 (range)             | B |
     /// tables   |----------|----------|----------|----------|----------|
     /// freeable span                |<-------------------------->|
     /// ```
-    pub(crate) fn freeable(self, range: VirtRange, occupied: VirtRange) -> VirtRange {
-        let next = self.first_ending_after(range.start().0);
-        let begins = next.map_or(u64::MAX, Vma::start);
+    pub(crate) fn freeable(
+        self,
+        range: VirtRange,
+        first: Option<&'op Vma>,
+        occupied: VirtRange,
+    ) -> VirtRange {
+        let begins = first.map_or(u64::MAX, Vma::start);
         let mut ceiling = begins;
         if begins < range.end().0 {
-            let above = self.first_ending_after(range.end().0);
+            let above = self.first_above(range, first);
             ceiling = above.map_or(u64::MAX, |vma| vma.start().max(range.end().0));
         }
-        let mut floor = self.before(next, range.start().0).map_or(0, Vma::end);
-        if begins < range.start().0 {
-            floor = range.start().0;
+        // A mapping above the range in the same table keeps the table, whatever is below.
+        if range.start().0 | (P::Arch::PMD.span() - 1) >= ceiling {
+            return range;
         }
+        let floor = if begins < range.start().0 {
+            range.start().0
+        } else {
+            self.before(first, range.start().0).map_or(0, Vma::end)
+        };
         freeable_between::<P::Arch>(range, floor..ceiling, occupied)
+    }
+
+    /// The first VMA that ends after `range`, by a search only if `range` has more than one VMA.
+    fn first_above(self, range: VirtRange, first: Option<&'op Vma>) -> Option<&'op Vma> {
+        let end = range.end().0;
+        match first {
+            Some(only) if only.end() == end => self.next(only),
+            Some(last) if last.end() > end => Some(last),
+            _ => self.first_ending_after(end),
+        }
     }
 }
 

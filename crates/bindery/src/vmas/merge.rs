@@ -36,6 +36,17 @@ fn continues(low: &Vma, high: &Vma) -> bool {
         }
 }
 
+/// The neighbors that a new mapping would continue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Continues {
+    /// One neighbor, which was extended over the range.
+    Extended,
+    /// Both: the new VMA merges with them ([`VmaSet::merge_around`]).
+    Both,
+    /// None of them, so the new VMA merges with neither.
+    Neither,
+}
+
 /// Whether a new mapping with this purpose may become a part of `vma`, which is adjacent to it.
 fn continues_new(vma: &Vma, purpose: &Purpose<'_>) -> bool {
     essential(vma.flags()) == essential(purpose.flags)
@@ -83,14 +94,15 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
     }
 
     /// Extends the VMA below or above a free `range` over it, if a new mapping there would continue
-    /// that VMA and is not adjacent to a third VMA. Needs no memory and no grace period.
+    /// that VMA and only that one. `next` is the first VMA that ends after the start of `range`.
+    /// Needs no memory and no grace period.
     pub(crate) fn extend_neighbor(
         &mut self,
         range: VirtRange,
+        next: Option<&'op Vma>,
         purpose: &Purpose<'_>,
         offset: u64,
-    ) -> bool {
-        let next = self.first_ending_after(range.start().0);
+    ) -> Continues {
         let previous = self.before(next, range.start().0);
         let below = previous.filter(|vma| is_below(vma, range, offset, purpose));
         let above = next.filter(|vma| {
@@ -100,10 +112,11 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
         });
         let vma = match (below, above) {
             (Some(vma), None) | (None, Some(vma)) => vma,
-            _ => return false,
+            (Some(_), Some(_)) => return Continues::Both,
+            (None, None) => return Continues::Neither,
         };
         self.extend_over(vma, range);
-        true
+        Continues::Extended
     }
 
     /// As [`VmaSet::extend_neighbor`], but only for the VMA below.

@@ -49,6 +49,7 @@ use crate::vma::{Vma, VmaReadGuard};
 use limits::Account;
 
 pub(crate) use freeable::freeable_between;
+pub(crate) use merge::Continues;
 pub(crate) use new_vma::{LinkedVma, NewVma, ReservedVma};
 pub(crate) use parts::Parts;
 pub(crate) use place::Alignment;

@@ -6,7 +6,7 @@ use crate::collections::range_skip_list::GapShape;
 use crate::error::Error;
 use crate::platform::Platform;
 
-use crate::vma::MappingFlags;
+use crate::vma::{MappingFlags, Vma};
 
 use super::{STACK_GUARD_GAP, VmaView};
 
@@ -77,13 +77,13 @@ impl<P: Platform> VmaView<'_, P> {
             Place::Near(hint) => {
                 // A hint below the minimum means the lowest possible address, as on Linux.
                 let start = hint.align_down(PAGE_SIZE).max(self.lowest());
-                if let Ok(range) = self.fixed_range(start, length)
-                    && self
-                        .first_ending_after(start.0)
-                        .is_none_or(|vma| vma.start() >= range.end().0)
-                    && self.guard_gap_over(range).is_none()
-                {
-                    return Ok(range);
+                if let Ok(range) = self.fixed_range(start, length) {
+                    let next = self.first_ending_after(start.0);
+                    if next.is_none_or(|vma| vma.start() >= range.end().0)
+                        && guard_gap_over(range, next).is_none()
+                    {
+                        return Ok(range);
+                    }
                 }
                 self.free_range(length, preferred)
             }
@@ -142,19 +142,20 @@ impl<P: Platform> VmaView<'_, P> {
                 (below, _) => below?,
             };
             let range = VirtRange::from_len(VirtAddr(start), length)?;
-            match self.guard_gap_over(range) {
+            let next = self.first_ending_after(range.end().0 - 1);
+            match guard_gap_over(range, next) {
                 Some(gap) if below.is_some() => high = gap.min(range.end().0 - 1),
                 Some(_) => return None,
                 None => return Some(range),
             }
         }
     }
+}
 
-    /// The start of the guard gap of a mapping above `range` that grows down, if the range reaches
-    /// into the gap.
-    fn guard_gap_over(self, range: VirtRange) -> Option<u64> {
-        let next = self.first_ending_after(range.end().0 - 1)?;
-        let gap = next.start().saturating_sub(STACK_GUARD_GAP);
-        (next.has(MappingFlags::GROWS_DOWN) && range.end().0 > gap).then_some(gap)
-    }
+/// The start of the guard gap of `next`, the first VMA above the free `range`, if that VMA grows
+/// down and the range reaches into the gap.
+fn guard_gap_over(range: VirtRange, next: Option<&Vma>) -> Option<u64> {
+    let next = next?;
+    let gap = next.start().saturating_sub(STACK_GUARD_GAP);
+    (next.has(MappingFlags::GROWS_DOWN) && range.end().0 > gap).then_some(gap)
 }

@@ -339,17 +339,24 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     /// 3. CPU C writes through the VMA's entries, and no later save stores that write;
     /// 4. CPU A clears the entries.
     ///
-    /// Returns whether a VMA was split and remains.
+    /// `first` is the first VMA that ends after the start of the range. Returns whether a VMA was
+    /// split and remains.
     #[inline]
-    pub(crate) fn cut_out(&mut self, range: VirtRange, work: impl FnOnce()) -> bool {
-        for vma in self.overlapping(range) {
+    pub(crate) fn cut_out(
+        &mut self,
+        range: VirtRange,
+        first: Option<&'op Vma>,
+        work: impl FnOnce(),
+    ) -> bool {
+        let view = self.view;
+        for vma in view.overlapping_from(first, range) {
             vma.lock_write(self.platform()).leave_locked();
         }
         work();
         let mut cut = false;
-        while let Some(vma) = self.first_in(range) {
-            // SAFETY: 1. the VMA was left locked above, and the set has not changed since; 2. this
-            // is its only guard: a truncated VMA no longer extends into the range.
+        for vma in view.overlapping_from(first, range) {
+            // SAFETY: 1. the VMA was left locked above, and only VMAs before it have changed since;
+            // 2. this is its only guard: each VMA is visited once.
             let vma = unsafe { vma.written(self.platform()) };
             if vma.start() < range.start().0 {
                 self.resize(&vma, vma.start(), range.start().0);

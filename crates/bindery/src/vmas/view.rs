@@ -8,7 +8,7 @@ use core::sync::atomic::Ordering;
 use crate::addr::{VirtAddr, VirtRange};
 use crate::error::Error;
 use crate::platform::Platform;
-use crate::vma::{MappingFlags, Vma};
+use crate::vma::Vma;
 
 use super::VmaIndex;
 use super::limits::Account;
@@ -68,7 +68,17 @@ impl<'op, P: Platform> VmaView<'op, P> {
     /// The VMAs that overlap `range`, in ascending order. The VMA yielded last may be changed or
     /// removed.
     pub(crate) fn overlapping(self, range: VirtRange) -> impl Iterator<Item = &'op Vma> {
-        let mut next = self.first_ending_after(range.start().0);
+        self.overlapping_from(self.first_ending_after(range.start().0), range)
+    }
+
+    /// As [`VmaView::overlapping`], without a search. `first` is the first VMA that ends after the
+    /// start of `range`.
+    pub(crate) fn overlapping_from(
+        self,
+        first: Option<&'op Vma>,
+        range: VirtRange,
+    ) -> impl Iterator<Item = &'op Vma> {
+        let mut next = first;
         core::iter::from_fn(move || {
             let vma = next.filter(|vma| vma.start() < range.end().0)?;
             next = self.next(vma);
@@ -115,13 +125,5 @@ impl<'op, P: Platform> VmaView<'op, P> {
             return Err(Error::TooManyMappings);
         }
         Ok(())
-    }
-
-    /// Fails if the range overlaps a sealed VMA.
-    pub(crate) fn refuse_sealed(self, range: VirtRange) -> Result<(), Error> {
-        match self.overlapping(range).find(|vma| vma.has(MappingFlags::SEALED)) {
-            Some(vma) => Err(Error::Sealed(VirtAddr(vma.start()))),
-            None => Ok(()),
-        }
     }
 }

@@ -15,8 +15,8 @@ use crate::object::{
     Accounting, MAX_SIZE, Object, ObjectState, Sealing, ShownFrames, WritableMapping,
 };
 use crate::platform::Platform;
-use crate::vma::{Holds, MappingFlags, Protection, Purpose};
-use crate::vmas::{Alignment, VmaView};
+use crate::vma::{Holds, MappingFlags, Protection, Purpose, Vma};
+use crate::vmas::{Alignment, Continues, VmaView};
 
 use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 use super::munmap::unmap;
@@ -390,7 +390,9 @@ pub(in crate::space) fn map<P: Platform>(
         return Err(Error::Invalid.into());
     }
     op.space.settings.refuse_exec_gain(flags, flags)?;
-    let MappedPages { all: replaced, committed: given_back } = pages_mapped(*op.vmas, range)?;
+    let first = op.vmas.first_ending_after(range.start().0);
+    let MappedPages { all: replaced, committed: given_back } =
+        pages_mapped(*op.vmas, range, first)?;
     account.may_expand(flags, range.pages() - replaced)?;
     let committed = if flags.contains(MappingFlags::ACCOUNT) { range.pages() } else { 0 };
     // As on Linux, the replaced pages have already been committed.
@@ -403,8 +405,12 @@ pub(in crate::space) fn map<P: Platform>(
     // SAFETY: 1. `backing` keeps the object during the call: an inserted VMA holds the object, and
     // a VMA that is not inserted ends within the call.
     let purpose = unsafe { Purpose::holding(flags, holds) };
-    if replaced == 0 && op.vmas.extend_neighbor(range, &purpose, offset) {
-        return Ok((range, flags));
+    let mut continues = Continues::Both;
+    if replaced == 0 {
+        continues = op.vmas.extend_neighbor(range, first, &purpose, offset);
+        if continues == Continues::Extended {
+            return Ok((range, flags));
+        }
     }
     let new = op.vmas.new_vma(range, purpose, offset)?;
     if replaced > 0 {
@@ -412,14 +418,21 @@ pub(in crate::space) fn map<P: Platform>(
     }
     op.edit.flush();
     let vma = op.vmas.insert(new);
-    op.vmas.merge_around(vma);
+    if continues == Continues::Both {
+        op.vmas.merge_around(vma);
+    }
     Ok((range, flags))
 }
 
-/// The number of mapped pages in `range`; no mapping in the range may be sealed.
-fn pages_mapped<P: Platform>(vmas: VmaView<'_, P>, range: VirtRange) -> Result<MappedPages, Error> {
+/// The number of mapped pages in `range`; no mapping in the range may be sealed. `first` is the
+/// first VMA that ends after the start of `range`.
+fn pages_mapped<'op, P: Platform>(
+    vmas: VmaView<'op, P>,
+    range: VirtRange,
+    first: Option<&'op Vma>,
+) -> Result<MappedPages, Error> {
     let mut pages = MappedPages { all: 0, committed: 0 };
-    for vma in vmas.overlapping(range) {
+    for vma in vmas.overlapping_from(first, range) {
         if vma.has(MappingFlags::SEALED) {
             return Err(Error::Sealed(VirtAddr(vma.start())));
         }

@@ -6,7 +6,7 @@ use crate::error::{Error, Failure, NoMemory};
 use crate::platform::Platform;
 use crate::table::zap::Flush;
 use crate::userfault::Notices;
-use crate::vma::Vma;
+use crate::vma::{MappingFlags, Vma};
 use crate::vmas::{ReservedVma, VmaView};
 
 use crate::space::AddressSpace;
@@ -75,12 +75,15 @@ pub(in crate::space) fn unmap<P: Platform>(
 }
 
 /// Fails if a VMA in `range` may not be unmapped. `first` is the first VMA in the range.
-pub(in crate::space) fn may_unmap<P: Platform>(
-    vmas: VmaView<'_, P>,
+pub(in crate::space) fn may_unmap<'op, P: Platform>(
+    vmas: VmaView<'op, P>,
     range: VirtRange,
-    first: &Vma,
+    first: &'op Vma,
 ) -> Result<(), Error> {
-    vmas.refuse_sealed(range)?;
+    let mut unmapped = vmas.overlapping_from(Some(first), range);
+    if let Some(sealed) = unmapped.find(|vma| vma.has(MappingFlags::SEALED)) {
+        return Err(Error::Sealed(VirtAddr(sealed.start())));
+    }
     if is_inside(range, first) { vmas.room_for(1) } else { Ok(()) }
 }
 
@@ -115,20 +118,22 @@ pub(in crate::space) fn unmap_supplied<'m, P: Platform>(
     supplies: UnmapSupplies<'m, P>,
 ) -> Result<(), NoMemory> {
     op.notices.append(supplies.notices);
+    let first = op.vmas.first_ending_after(range.start().0);
     if let Some(upper) = supplies.upper {
         // The caller may have unmapped a part of the range since, so a split may no longer be
         // needed.
-        if let Some(first) = op.vmas.first_in(range).filter(|first| is_inside(range, first)) {
+        if let Some(first) = first.filter(|first| is_inside(range, first)) {
             op.vmas.split_in(first, range.end(), upper);
         }
     }
     op.note_resident();
-    let freeable = op.vmas.freeable(range, VirtRange::default());
+    let freeable = op.vmas.freeable(range, first, VirtRange::default());
     let Op { vmas, edit, .. } = op;
     // Zapping fails only if a huge leaf lacks its deposit and cannot be split. Such a state breaks
     // an invariant, and the auditor reports it. The remaining pages stay in the table.
     let mut zapped = Ok(());
-    let cut = vmas.cut_out(range, || zapped = edit.zap(range, freeable, Flush::BeforeUnlock));
+    let cut =
+        vmas.cut_out(range, first, || zapped = edit.zap(range, freeable, Flush::BeforeUnlock));
     if cut {
         edit.uncharge_before_unlock();
     }

@@ -177,7 +177,7 @@ fn move_apart<'op, 'm, P: Platform>(
     let stays = plan.keeps_source();
     // From this point on, faults in the source wait and afterwards look their VMA up again.
     let vma = vma.lock_write(platform);
-    let freeable = if stays { source } else { op.vmas.freeable(source, target) };
+    let freeable = if stays { source } else { op.vmas.freeable(source, Some(&vma), target) };
     let end = End { range: source, freeable };
     let Op { vmas, edit, .. } = op;
     let moved = edit.move_range(end, target.start(), &mut call.tables, |mover| {
