@@ -10,6 +10,7 @@ mod cases;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::slice;
 
 use bindery_cli::guest::{Architecture, Problem};
 use clap::ValueEnum;
@@ -108,42 +109,53 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Shows the instructions of our kernel in the last step of an operation, by function. A fork and
-/// its exit are two steps.
+/// Shows the instructions of our kernel in one step of an operation, by function: the last step that
+/// takes at least half the mean. A fork and its exit are two steps.
 fn profile(
     name: &str,
     folio: FolioSize,
     architectures: &[Architecture],
 ) -> Result<ExitCode, Problem> {
-    let steps_of = |case: Case| {
-        let last = case.names.iter().rposition(|step| *step == Some(name))?;
-        Some((last, case.steps))
-    };
-    let Some((last, steps)) = cases::all().into_iter().find_map(steps_of) else {
+    let Some(case) = cases::all().into_iter().find(|case| case.names.contains(&Some(name))) else {
         return Err(Problem::Wrong(format!(
             "{name:?} is not an operation; give --profile a whole name from the table of `bindery \
              compare wide`"
         )));
     };
-    let program = Program { seed: 0, folio, steps };
+    let program = Program { seed: 0, folio, steps: case.steps.clone() };
     for &architecture in architectures {
         let (bench, _) = interpreter::prepare(architecture)?;
         let kernel = super::ours(architecture)?;
         let Kernel::Bindery { symbols, .. } = &kernel else { continue };
-        let is_exit = program.steps[last].operation == 'X';
-        for step in last - usize::from(is_exit)..=last {
+        let measured = bench.measure(&kernel, slice::from_ref(&program))?;
+        let costs: Vec<u64> =
+            measured.programs[0].iter().map(|step| instructions(&step.counts)).collect();
+        let chosen = typical(&case.names, name, &costs);
+        let is_exit = |step: usize| program.steps.get(step).is_some_and(|it| it.operation == 'X');
+        let (first, last) =
+            (chosen - usize::from(is_exit(chosen)), chosen + usize::from(is_exit(chosen + 1)));
+        for step in first..=last {
             let lines = bench.profile(&kernel, &program, step)?;
             let table = super::profile::table(&lines, symbols)?;
-            let part = match (is_exit, step == last) {
-                (false, _) => "",
-                (true, false) => " (the fork)",
-                (true, true) => " (the exit)",
+            let part = match program.steps[step].operation {
+                'F' => " (the fork)",
+                'X' => " (the exit)",
+                _ => "",
             };
             let folio = program.folio;
             show(&format!("\n{name}{part}, folios of {folio}, {architecture}\n\n{table}\n"))?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The last step of the operation that costs at least half the mean of its steps. Of reads that find
+/// the page of an earlier one, for example, the last step costs nothing and shows nothing; of steps
+/// that cost the same, the first is cold.
+fn typical(names: &[Option<&str>], name: &str, costs: &[u64]) -> usize {
+    let steps = || (0..names.len()).filter(|step| names[*step] == Some(name));
+    let (sum, count) = (steps().map(|step| costs[step]).sum::<u64>(), steps().count() as u64);
+    steps().rfind(|step| 2 * costs[*step] * count >= sum).unwrap_or(0)
 }
 
 fn of_workloads(architecture: Architecture) -> Result<Vec<Line>, Problem> {
@@ -272,6 +284,14 @@ fn table(architecture: Architecture, lines: &[Line]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_profiled_step_is_dear_and_warm() {
+        let names = [None, Some("read"), Some("read"), Some("read"), Some("read"), Some("write")];
+        assert_eq!(typical(&names, "read", &[900, 50, 10, 50, 2, 1_000]), 3);
+        assert_eq!(typical(&names, "read", &[900, 150, 60, 60, 60, 1_000]), 4, "one is cold");
+        assert_eq!(typical(&names, "write", &[0; 6]), 5);
+    }
 
     #[test]
     fn the_last_line_counts_what_is_dearer() {
