@@ -41,7 +41,11 @@ use storage::{Storage, file_system, storage};
 const FILE_SIZE: usize = 1024 + layout::WITHIN * size_of::<extents::Extent>();
 
 fn failed(error: bindery::PagerError) -> Errno {
-    if error == bindery::PagerError::NoSpace { Errno::ENOSPC } else { Errno::EIO }
+    match error {
+        bindery::PagerError::NoSpace => Errno::ENOSPC,
+        bindery::PagerError::OutOfMemory => Errno::ENOMEM,
+        bindery::PagerError::InputOutput | bindery::PagerError::NotSupported | _ => Errno::EIO,
+    }
 }
 
 /// The directory of the disk with its files; `None` if no disk can be mounted.
@@ -143,7 +147,6 @@ impl Store for Storage {
         let pages = at / PAGE_SIZE..behind.div_ceil(PAGE_SIZE);
         match self.volume.lock().reserve(file, pages) {
             Ok(end) => Ok((end * PAGE_SIZE).min(behind) - at),
-            Err(bindery::PagerError::OutOfMemory) => Err(Errno::ENOMEM),
             Err(error) => Err(failed(error)),
         }
     }

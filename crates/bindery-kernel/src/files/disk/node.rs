@@ -20,6 +20,7 @@ use super::super::segments::Segments;
 use super::failed;
 use super::numbers::Held;
 use super::storage::{file_system, storage};
+use super::volume::Volume;
 use super::writer;
 
 /// The first inode number of the disk's files.
@@ -106,9 +107,7 @@ impl File {
 
     /// Takes note of a write.
     fn written(&self) {
-        self.hear_news();
-        self.common.written();
-        self.note();
+        self.note(Common::written);
         if let Some(storage) = storage() {
             storage.volume.lock().has_changed(self.number());
         }
@@ -117,20 +116,22 @@ impl File {
 
     /// Records the changes that the pager has seen: truncations, and stores of pages that programs
     /// have written through mappings.
-    fn hear_news(&self) {
-        let news = storage().and_then(|storage| storage.volume.lock().take_news(self.number()));
-        if let Some(time) = news {
+    fn hear_news(&self, volume: &mut Volume) {
+        if let Some(time) = volume.take_news(self.number()) {
             self.common.written_at(time);
         }
     }
 
-    /// Copies the attributes that the disk has to keep to the record.
-    fn note(&self) {
-        self.hear_news();
+    /// Changes attributes, and copies those that the disk has to keep to the record. The volume
+    /// stays locked, because a store that records its time in between would have it overwritten by
+    /// an older one.
+    fn note(&self, change: impl FnOnce(&Common)) {
+        let Some(storage) = storage() else { return };
+        let mut volume = storage.volume.lock();
+        self.hear_news(&mut volume);
+        change(&self.common);
         let Attributes { mode, owner, times, .. } = self.common.attributes(0, 0);
-        if let Some(storage) = storage()
-            && let Some(record) = storage.volume.lock().record(self.number())
-        {
+        if let Some(record) = volume.record(self.number()) {
             (record.mode, record.owner, record.modified) = (mode, owner, times[1]);
         }
     }
@@ -138,9 +139,9 @@ impl File {
 
 impl File {
     fn attributes(&self) -> Attributes {
-        self.hear_news();
         let (has_name, pages) = storage().map_or((false, 0), |storage| {
             let mut volume = storage.volume.lock();
+            self.hear_news(&mut volume);
             volume.record(self.number()).map_or((false, 0), |record| {
                 let counts = record.extents.iter().map(|extent| u64::from(extent.count));
                 (record.name.is_some(), counts.sum())
@@ -151,9 +152,7 @@ impl File {
     }
 
     fn change(&self, change: &Change) -> Result<(), Errno> {
-        self.hear_news();
-        self.common.change(change);
-        self.note();
+        self.note(|common| common.change(change));
         storage().ok_or(Errno::EIO)?.write_record(self.number()).map_err(failed)
     }
 }
@@ -271,7 +270,7 @@ impl Node for Opened {
         let saved = object.sync(0, u64::MAX);
         // The size is left out, because the pager is informed of each change of it, including one
         // by a concurrent truncation.
-        self.file.note();
+        self.file.note(|_| {});
         let storage = storage().ok_or(Errno::EIO)?;
         let noted = storage.write_record(self.file.number()).map_err(failed);
         let errno = |error: bindery::Error| Errno::from(error.errno(Operation::Object));

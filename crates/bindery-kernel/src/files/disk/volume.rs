@@ -57,6 +57,8 @@ pub(super) struct Write {
     /// Those of the pages that already had a reservation, because another write had dirtied them,
     /// and still have it.
     before: PageSet,
+    /// Those of the pages that earlier calls had dirtied.
+    called: PageSet,
 }
 
 /// A file's block that is about to be written, and the blocks of extents that it names.
@@ -315,10 +317,15 @@ impl Volume {
     pub fn reserve(&mut self, number: u64, pages: Range<u64>) -> Result<u64, PagerError> {
         let file = self.reservations.get(number as usize).ok_or(PagerError::InputOutput)?;
         let before = file.within(&pages).ok_or(PagerError::OutOfMemory)?;
-        self.writes[number as usize] = Some(Write { pages: pages.clone(), before });
+        // Without memory for the copy, the time of their store also counts as a change.
+        let called = self.called[number as usize].within(&pages).unwrap_or_default();
+        self.writes[number as usize] = Some(Write { pages: pages.clone(), before, called });
         let reserved = self.reserve_holes(number, &pages);
         match &reserved {
             Ok(end) => {
+                // Recorded before the write, because a page that is stored during the write is
+                // clean at its end. Without memory, the time of the store also counts as a change.
+                self.called[number as usize].add(pages.start..*end);
                 if let Some(Some(write)) = self.writes.get_mut(number as usize) {
                     write.pages.end = *end;
                 }
@@ -357,16 +364,16 @@ impl Volume {
     /// of the other pages, except those of pages that were already dirty.
     pub fn end_write(&mut self, number: u64, end: u64) {
         let write = self.writes.get_mut(number as usize).and_then(Option::take);
-        let Some(Write { pages, before }) = write else { return };
-        if pages.start < end {
-            // Without memory to record these pages, the time of their store also counts as a
-            // change.
-            self.called[number as usize].add(pages.start..end.min(pages.end));
-        }
+        let Some(Write { pages, before, called }) = write else { return };
         let mut rest = end.max(pages.start)..pages.end;
+        let mut uncalled = rest.clone();
         while let Some(gap) = before.first_gap(&rest) {
             self.unreserve(number, &gap);
             rest.start = gap.end;
+        }
+        while let Some(gap) = called.first_gap(&uncalled) {
+            self.called[number as usize].remove(&gap);
+            uncalled.start = gap.end;
         }
     }
 
