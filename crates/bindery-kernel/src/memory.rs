@@ -132,7 +132,7 @@ impl fmt::Display for Explained {
         let Self(address) = self;
         match MAP.get().map(|map| map.explain(VirtAddr(*address))) {
             None | Some(KernelAddress::Outside) => Ok(()),
-            Some(KernelAddress::Free) => write!(f, "; {address:#x} belongs to nobody"),
+            Some(KernelAddress::Free) => write!(f, "; {address:#x} belongs to no area"),
             Some(KernelAddress::Mapped { area, .. }) => write!(f, "; {address:#x} is in {area}"),
             Some(KernelAddress::Unmapped { area }) => {
                 write!(f, "; {address:#x} is in {area}, which is not finished")

@@ -333,7 +333,7 @@ impl fmt::Display for Violation {
                 write!(f, "the folio at {folio:?} counts {says} mappings, tables hold {holds}")
             }
             Self::References { folio, says } => {
-                write!(f, "the folio at {folio:?} has {says} references that nobody holds")
+                write!(f, "the folio at {folio:?} has {says} references without a holder")
             }
             Self::ExclusiveButShared { frame, mappings } => {
                 write!(f, "{frame:?} is exclusive and mapped {mappings} times")
@@ -344,7 +344,7 @@ impl fmt::Display for Violation {
             Self::StaleOwner(frame) => {
                 write!(f, "{frame:?} heads a folio without mappings that names an owner")
             }
-            Self::Leaked(frame) => write!(f, "{frame:?} is allocated and nobody can reach it"),
+            Self::Leaked(frame) => write!(f, "{frame:?} is allocated and unreachable"),
             Self::FreeLists(frame) => write!(f, "the free lists are wrong at {frame:?}"),
             Self::Refused(count) => write!(f, "{count} frees of something that was not there"),
             Self::WrongOwner(at) => write!(f, "the reverse map does not lead to {at}"),

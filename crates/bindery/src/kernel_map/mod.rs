@@ -137,7 +137,7 @@ pub use request::{
 /// fn scratch<P: Platform>(map: &KernelMap<'_, P>) -> Result<(), KernelMapError> {
 ///     let at = map.vmalloc(64 << 10, &VmallocOptions::default())?;
 ///     assert!(map.physical(at).is_some());
-///     // SAFETY: 1. made above; 2. and 3. nobody uses it.
+///     // SAFETY: 1. made above; 2. and 3. no CPU uses it.
 ///     unsafe { map.vfree(at) }
 /// }
 /// ```

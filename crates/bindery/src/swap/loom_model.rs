@@ -138,7 +138,7 @@ fn check(omit: Omit, scenario: impl Fn(&Arc<World>) + Send + Sync + 'static) {
         assert_eq!(world.state.load(Ordering::Acquire), 0, "the folio stays locked");
         slept.fetch_or(world.sleepers.sleeps.load(Relaxed) > 0, Relaxed);
     });
-    assert!(seen.load(Relaxed), "nobody slept");
+    assert!(seen.load(Relaxed), "no thread slept");
 }
 
 fn spawn(world: &Arc<World>, work: impl FnOnce(&World) + Send + 'static) -> thread::JoinHandle<()> {

@@ -35,7 +35,7 @@ fn is_held_as_long_as_its_guard<L: RawLock>() {
         scope.spawn(|| assert!(mutex.try_lock().is_none(), "held"));
     });
     drop(guard);
-    *mutex.try_lock().expect("nobody holds it") += 1;
+    *mutex.try_lock().expect("the mutex is free") += 1;
     assert_eq!(*mutex.get_mut(), 2);
 }
 
@@ -173,5 +173,5 @@ fn an_impatient_writer_leaves_the_lock_unchanged() {
     assert!(writer.is_none() && left == 0);
     assert!(lock.try_read(&Spins).is_some(), "readers are let in again");
     drop(reader);
-    assert!(lock.try_write_while(&Spins, || false).is_some(), "nobody is inside");
+    assert!(lock.try_write_while(&Spins, || false).is_some(), "the lock is free");
 }

@@ -21,6 +21,7 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::collections::range_skip_list::{Indexed, SkipLinks};
 use crate::deferred::Linked;
 use crate::folio::FolioIndex;
 use crate::memory::{Record, RecordKind};
@@ -28,11 +29,8 @@ use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::rmap::{AnonGroup, Rekeyed, TreeLinks};
 use crate::sync::rw_lock::{ReadGuard, RwLock, WriteGuard};
-use crate::table::TreeState;
-use crate::table::zap_except::Protected;
+use crate::table::{TreeState, zap_except::Protected};
 use crate::userfault::UserfaultState;
-
-use crate::collections::range_skip_list::{Indexed, SkipLinks};
 
 pub(crate) use attributes::MappingAttributes;
 pub use flags::{MappingFlags, Protection};

@@ -480,7 +480,7 @@ impl World {
                     assert_eq!((count, meta.word.load(Relaxed)), (0, 1), "a slab's objects");
                 }
                 Life::Folio(folio) if folio.head == frame => {
-                    assert_ne!(count, 0, "a folio that nobody has leaks");
+                    assert_ne!(count, 0, "a folio without an owner leaks");
                     assert_eq!(references_in(count), 0, "a reference got lost");
                     assert_eq!(state & LOCKING, 0, "a folio stays locked");
                     let owner = self.owner(folio);

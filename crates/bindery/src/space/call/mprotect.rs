@@ -179,9 +179,12 @@ impl<P: Platform> AddressSpace<'_, P> {
 
     /// As [`AddressSpace::mprotect_from`], or with a key as [`AddressSpace::pkey_mprotect`], for a
     /// caller that must not wait for a pager, a device or a handler. The call sets the protection;
-    /// the steps of the result map pages and return the errors of the call.
+    /// the steps of the result map pages.
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::mprotect_from`].
+    ///
+    /// # Errors
+    /// None here: the last step returns those of the call ([`PendingProtect::step`]).
     pub fn begin_mprotect(
         &self,
         from: ProtectFrom,
