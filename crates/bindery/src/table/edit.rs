@@ -144,6 +144,16 @@ impl<'op, 'm, P: Platform> Edit<'op, 'm, P> {
         write_protect::userfault_lift(self, range)
     }
 
+    /// As [`write_protect::userfault_lift_to`].
+    #[inline]
+    pub(crate) fn userfault_lift_to(
+        &mut self,
+        range: VirtRange,
+        policy: &EntryPolicy,
+    ) -> Result<(), NoMemory> {
+        write_protect::userfault_lift_to(self, range, policy)
+    }
+
     /// As [`write_protect::userfault_mark`].
     #[inline]
     pub(crate) fn userfault_mark(

@@ -191,14 +191,17 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
         let Self { space, userfault } = self;
         let fill = Fill { space, userfault, mode };
         fill.pages(to, length, |at, end| {
-            let is_shared = |op: &VmaOp<'_, 'm, P>| Ok::<_, Error>(op.vma.is_shared());
-            if fill.in_vma(at, end, is_shared)? {
-                let next = fill.in_vma(at, end, |op| op.next_fill(at, end))?;
-                let folio = fill.new_folio(next.order())?;
-                space.platform().zero(folio.head, folio.pages());
-                return fill.map_folio(at, end, folio);
+            let map = |op: &VmaOp<'_, 'm, P>| match op.vma.is_shared() {
+                true => Ok(None),
+                false => op.map_zeroes(at, end).map(Some),
+            };
+            if let Some(end) = space.page_table.memory.retry(|| fill.in_vma(at, end, map))? {
+                return Ok(end);
             }
-            space.page_table.memory.retry(|| fill.in_vma(at, end, |op| op.map_zeroes(at, end)))
+            let next = fill.in_vma(at, end, |op| op.next_fill(at, end))?;
+            let folio = fill.new_folio(next.order())?;
+            space.platform().zero(folio.head, folio.pages());
+            fill.map_folio(at, end, folio)
         })
     }
 

@@ -160,8 +160,7 @@ fn lift_part<P: Platform>(
     vma: &Vma,
     part: VirtRange,
 ) -> Result<(), NoMemory> {
-    edit.userfault_lift(part)?;
-    edit.protect(part, &entry_policy(vma))?;
+    edit.userfault_lift_to(part, &entry_policy(vma))?;
     edit.memory.platform().publish_entries();
     Ok(())
 }

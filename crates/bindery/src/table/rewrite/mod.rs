@@ -74,6 +74,17 @@ fn rewrite<P: Platform>(
     equal: Equal,
     mut decide: impl FnMut(&mut Run<P::Arch>) -> Change,
 ) -> Result<u64, NoMemory> {
+    rewrite_twice(edit, range, equal, |_, run| decide(run))
+}
+
+/// As [`rewrite`], but `decide` may itself carry out a change before the one that it returns.
+#[inline(always)]
+fn rewrite_twice<P: Platform>(
+    edit: &mut Edit<'_, '_, P>,
+    range: VirtRange,
+    equal: Equal,
+    mut decide: impl FnMut(&mut Span<'_, '_, P>, &mut Run<P::Arch>) -> Change,
+) -> Result<u64, NoMemory> {
     let mut cleared = 0;
     let mut chunks = Chunks::of(range);
     while let Some(part) = edit.next_part(&mut chunks) {
@@ -85,7 +96,7 @@ fn rewrite<P: Platform>(
             }
             loop {
                 let count = run.count;
-                let change = decide(&mut run);
+                let change = decide(&mut span, &mut run);
                 cleared += carry_out(&mut span, &run, change);
                 if run.count == count {
                     break;

@@ -52,21 +52,37 @@ pub(in crate::table) fn protect<P: Platform>(
     range: VirtRange,
     policy: &EntryPolicy,
 ) -> Result<(), NoMemory> {
+    let page_table = edit.table();
+    let decide = |run: &mut Run<P::Arch>| decide(page_table, run, policy);
+    rewrite(edit, range, agreement(policy), decide).map(|_| ())
+}
+
+/// The attributes in which the leaves of a run agree.
+#[inline(always)]
+pub(super) fn agreement(policy: &EntryPolicy) -> Equal {
     let mut equal = match policy.watched {
         Watched::No => Equal::WRITABLE,
         Watched::SoftDirty => Equal::WRITABLE | Equal::SOFT_DIRTY,
     };
     // Memory that becomes executable is synchronized folio by folio.
     equal.set(Equal::ANY_FRAMES, !policy.permissions.contains(Permissions::EXECUTE));
+    equal
+}
+
+/// The change for a run, which may be shortened.
+#[inline(always)]
+pub(super) fn decide<P: Platform>(
+    page_table: &PageTable<'_, P>,
+    run: &mut Run<P::Arch>,
+    policy: &EntryPolicy,
+) -> Change {
     let allows = policy.permissions.intersects(Permissions::ACCESS);
-    let page_table = edit.table();
-    let rewritten = rewrite(edit, range, equal, |run| match run.what {
+    match run.what {
         What::Leaf(_) if !allows => Change::Hide,
         What::Leaf(first) => permit(page_table, run, first, policy),
         What::Absent(first) if allows => reveal(page_table.memory, run, first, policy),
         What::Absent(_) | What::Empty | What::Table(_) => Change::Keep,
-    });
-    rewritten.map(|_| ())
+    }
 }
 
 /// The change for a run of leaves that agree with `first`. Shortens the run to leaves that agree in

@@ -7,7 +7,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{VirtAddr, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Arch, Equal, Level, Marker, absent};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Level, Marker, absent};
 use crate::platform::Platform;
 
 use super::super::EntryAt;
@@ -15,7 +15,8 @@ use super::super::edit::Edit;
 use super::super::fill_span::FillSpan;
 use super::super::run::{self, Run, What};
 use super::marker::{for_each_leaf_table, mark_whole_table};
-use super::{Change, NoMemory, PageTable, rewrite};
+use super::protect::{EntryPolicy, agreement, decide};
+use super::{Change, NoMemory, PageTable, carry_out, rewrite, rewrite_twice};
 
 /// Whether a run has the bit, or consists of the markers of the protection.
 pub(in crate::table) fn is_protected<A: Arch>(run: &Run<A>) -> bool {
@@ -72,6 +73,37 @@ pub(in crate::table) fn userfault_lift<P: Platform>(
     range: VirtRange,
 ) -> Result<(), NoMemory> {
     rewrite(edit, range, Equal::empty(), |run| lift(run)).map(|_| ())
+}
+
+/// As [`userfault_lift`], and sets the pages to the permissions of `policy`, as
+/// [`super::protect::protect`] does, in the same pass.
+pub(in crate::table) fn userfault_lift_to<P: Platform>(
+    edit: &mut Edit<'_, '_, P>,
+    range: VirtRange,
+    policy: &EntryPolicy,
+) -> Result<(), NoMemory> {
+    let page_table = edit.table();
+    let rewritten = rewrite_twice(edit, range, agreement(policy), |span, run| {
+        let lifted = lift(run);
+        if lifted == Change::Release {
+            return lifted;
+        }
+        if lifted != Change::Keep {
+            carry_out(span, run, lifted);
+            run.what = without_bit::<P::Arch>(run.what);
+        }
+        decide(page_table, run, policy)
+    });
+    rewritten.map(|_| ())
+}
+
+/// The contents of a run that has lost the bit.
+fn without_bit<A: Arch>(what: What<'_>) -> What<'_> {
+    match what {
+        What::Leaf(first) => What::Leaf(Entry(first.0 & !A::USERFAULT)),
+        What::Absent(first) => What::Absent(A::strip_absent_userfault(first)),
+        What::Empty | What::Table(_) => what,
+    }
 }
 
 /// Puts markers into the empty entries of `range`. On failure, all entries before `reached` are
