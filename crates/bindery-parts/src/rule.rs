@@ -3,11 +3,7 @@
 //! Outside of models, a rule is a constant and costs nothing. A model may leave out one rule
 //! (`omit`), and then must fail.
 
-use crate::atomic::Ordering;
-#[cfg(not(all(test, loom)))]
-use crate::atomic::fence as execute_fence;
-#[cfg(all(test, loom))]
-use loom::sync::atomic::fence as execute_fence;
+use crate::atomic::{Ordering, fence as execute_fence};
 
 /// An ordering rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,6 +46,12 @@ pub(crate) enum Rule {
     ServeWhileWaiting,
     /// A request is written before its bit is set, and the CPU that sees the bit sees the request.
     ReleaseRequest,
+    /// An interrupt that spares others has been sent, and is not one that a thread still owes.
+    SentBeforeSpared,
+    /// An interrupt spares others only until its handler has taken the requests.
+    SentWhilePending,
+    /// A CPU that comes online serves the requests whose interrupts it did not get.
+    ServeAtOnline,
     /// A CPU takes the bits of its queue and clears them in one step.
     TakeInOneStep,
     /// A thread that sees its request done sees that the CPU has stopped using the translation.

@@ -121,7 +121,7 @@ fn explore<const N: usize>(rule: Option<Rule>, offline: &'static [Cpu], work: [f
             omit::lend(World { sections, linked, record, seen }, |world| {
                 let others: Vec<_> = work[1..]
                     .iter()
-                    .map(|work| *work)
+                    .copied()
                     .map(|work| thread::spawn(move || work(world)))
                     .collect();
                 work[0](world);

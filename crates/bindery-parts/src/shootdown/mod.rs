@@ -350,13 +350,21 @@ impl<T: LocalTlb> OnCpu<'_, '_, T> {
         }
     }
 
-    /// Announces that the CPU is online, and flushes its TLB. Called on the CPU with interrupts
-    /// off, before it loads the kernel's root or, if the kernel has started with it, before the
-    /// first access to a [`KernelMap`](bindery::KernelMap)'s addresses.
+    /// Announces that the CPU is online, and flushes its TLB, which performs the requests that it
+    /// has missed. Called on the CPU with interrupts off, before it loads the kernel's root or, if
+    /// the kernel has started with it, before the first access to a
+    /// [`KernelMap`](bindery::KernelMap)'s addresses. An interrupt that another CPU sends from here
+    /// on reaches the CPU when it turns interrupts on.
     pub fn online(&self) {
         self.all.online.insert(self.cpu, Ordering::Release);
         rule::fence(Rule::FenceBeforeLoad);
+        // Requests of threads that found the CPU online earlier. Their interrupts may be lost.
+        let queue = &self.me.queue;
+        let taken = if rule::holds(Rule::ServeAtOnline) { queue.take() } else { Taken::NONE };
+        let number = queue.full_flushes_asked();
         self.tlb.flush_all();
+        queue.full_flush_done(number);
+        queue.finish(taken);
     }
 
     /// Announces that the CPU goes offline: from here on, no other CPU waits for it. The CPU has
@@ -412,23 +420,30 @@ impl<T: LocalTlb> OnCpu<'_, '_, T> {
     #[inline(never)]
     fn ask(&self, cpus: &CpuSet, request: &Request, here: impl FnOnce()) {
         let mut tickets = [Ticket::EVERYTHING; MAX_CPUS];
-        let mut to_interrupt = CpuSet::EMPTY;
         for cpu in cpus.iter() {
-            let (ticket, was_empty) = self.queue(cpu).post(request);
-            tickets[usize::from(cpu.0)] = ticket;
-            // Otherwise an interrupt is already on its way.
-            if was_empty {
-                to_interrupt.insert(cpu);
-            }
+            tickets[usize::from(cpu.0)] = self.queue(cpu).post(request);
         }
-        for cpu in to_interrupt.iter() {
-            add(&self.me.counts.interrupts);
-            self.tlb.send(cpu);
+        for cpu in cpus.iter() {
+            self.interrupt(cpu, tickets[usize::from(cpu.0)]);
         }
         here();
         for cpu in cpus.iter() {
             self.wait(cpu, tickets[usize::from(cpu.0)]);
         }
+    }
+
+    /// Interrupts a CPU for a request, unless the CPU has taken it or is interrupted anyway.
+    fn interrupt(&self, cpu: Cpu, ticket: Ticket) {
+        let queue = self.queue(cpu);
+        if !queue.is_unannounced(ticket) {
+            return;
+        }
+        if !rule::holds(Rule::SentBeforeSpared) {
+            queue.announced(ticket);
+        }
+        add(&self.me.counts.interrupts);
+        self.tlb.send(cpu);
+        queue.announced(ticket);
     }
 
     fn wait(&self, cpu: Cpu, ticket: Ticket) {

@@ -5,6 +5,17 @@
 //! those that are done. The thread waits for its bit and releases the slot. If all slots are
 //! claimed, the thread asks for a flush of everything, which has a number in place of a slot.
 //!
+//! # Interrupts
+//! A thread spares its interrupt only if another one is on its way to the CPU. An interrupt that
+//! another thread owes does not count, since that thread may be the one that this call interrupted:
+//! 1. A thread posts a request to CPU B. An interrupt arrives before it interrupts CPU B.
+//! 2. The handler posts a request to CPU B, finds the first one, and waits.
+//! 3. CPU B is never interrupted, since the thread does not run before its handler returns.
+//!
+//! So a thread sets a bit of its own among the pending ones, [`SENT`], after it has sent the
+//! interrupt, and only while its request is still pending: the handler of this interrupt has not
+//! taken the bits yet, and will take all that are set until then.
+//!
 //! An interrupt handler may serve the queue between any two steps of a call that serves it. It
 //! takes only bits that the call has not taken.
 
@@ -23,6 +34,8 @@ pub(super) const SLOTS: u32 = 1;
 const ALL_SLOTS: u32 = (1 << SLOTS) - 1;
 /// The pending bit of a flush of everything.
 const EVERYTHING: u32 = 1 << 31;
+/// Beside the pending bits: an interrupt has been sent whose handler has not yet taken them.
+const SENT: u32 = 1 << 30;
 
 /// An invalidation, of a program's root or, without one, of the kernel's addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +51,10 @@ pub(super) struct Ticket(u8);
 impl Ticket {
     /// A flush of everything, which takes no slot.
     pub(super) const EVERYTHING: Self = Self(u8::MAX);
+
+    fn bit(self) -> u32 {
+        if self == Self::EVERYTHING { EVERYTHING } else { 1 << self.0 }
+    }
 }
 
 /// The event that a thread waits for.
@@ -53,6 +70,8 @@ pub(super) enum Awaited {
 pub(super) struct Taken(u32);
 
 impl Taken {
+    pub(super) const NONE: Self = Self(0);
+
     pub(super) fn is_for_everything(self) -> bool {
         self.0 & EVERYTHING != 0
     }
@@ -123,20 +142,44 @@ impl Queue {
         }
     }
 
-    /// Adds a request. Returns its place, and whether the CPU must be interrupted for it.
-    pub(super) fn post(&self, request: &Request) -> (Ticket, bool) {
-        let (ticket, bit) = match self.claim() {
+    /// Adds a request. The thread then sends an interrupt if [`Queue::is_unannounced`].
+    pub(super) fn post(&self, request: &Request) -> Ticket {
+        let ticket = match self.claim() {
             Some(slot) => {
                 self.slots[slot].write(request);
-                (Ticket(slot as u8), 1 << slot)
+                Ticket(slot as u8)
             }
             None => {
                 self.asked.fetch_add(1, Ordering::Release);
-                (Ticket::EVERYTHING, EVERYTHING)
+                Ticket::EVERYTHING
             }
         };
-        let order = rule::order(Rule::ReleaseRequest, Ordering::Release);
-        (ticket, self.pending.fetch_or(bit, order) == 0)
+        self.pending.fetch_or(ticket.bit(), rule::order(Rule::ReleaseRequest, Ordering::Release));
+        ticket
+    }
+
+    /// Whether the thread that posted the request must interrupt the CPU: the request is pending,
+    /// and no interrupt is on its way.
+    pub(super) fn is_unannounced(&self, ticket: Ticket) -> bool {
+        self.pending.load(Ordering::Relaxed) & (ticket.bit() | SENT) == ticket.bit()
+    }
+
+    /// Records that the thread has sent an interrupt after it posted the request.
+    ///
+    /// A flush of everything records nothing: the bit may be that of a later flush, and the
+    /// interrupt may have been handled before.
+    pub(super) fn announced(&self, ticket: Ticket) {
+        let bit = ticket.bit();
+        if bit == EVERYTHING {
+            return;
+        }
+        let sent = |pending: u32| {
+            let is_pending = pending & bit != 0 || !rule::holds(Rule::SentWhilePending);
+            is_pending.then_some(pending | SENT)
+        };
+        // Release: the compiler keeps the hook before it, and so before a handler on this CPU. If
+        // it fails, the CPU has taken the request.
+        let _ = self.pending.fetch_update(Ordering::Release, Ordering::Relaxed, sent);
     }
 
     fn claim(&self) -> Option<usize> {

@@ -39,6 +39,7 @@ enum Event {
 struct Tlb<'a> {
     events: RefCell<Vec<Event>>,
     relax: &'a dyn Fn(),
+    send: &'a dyn Fn(Cpu),
 }
 
 impl Tlb<'_> {
@@ -52,12 +53,13 @@ impl Tlb<'_> {
 }
 
 fn tlb(relax: &dyn Fn()) -> Tlb<'_> {
-    Tlb { events: RefCell::default(), relax }
+    Tlb { events: RefCell::default(), relax, send: &|_| {} }
 }
 
 impl LocalTlb for Tlb<'_> {
     fn send(&self, cpu: Cpu) {
         self.log(Event::Sent(cpu.0));
+        (self.send)(cpu);
     }
 
     fn invalidate(&self, root: Frame, what: &Invalidation) {
@@ -210,6 +212,67 @@ fn a_request_served_late_makes_the_tag_stale() {
     all.on(Cpu(0), &me).invalidate(P, &set(&[1]), &page(1));
     assert_eq!(other.take(), []);
     all.on(Cpu(1), &other).run(P, |translations| assert_eq!(translations, Translations::Stale));
+}
+
+/// An interrupt handler invalidates between the requests of the call below it and the interrupts.
+/// The other CPUs serve only when they are interrupted.
+#[test]
+fn a_handler_sends_the_interrupts_it_needs() {
+    let memory = cpus(3);
+    let all = Shootdowns::new(&memory);
+    let others = [tlb(&idle), tlb(&idle)];
+    let (polls, arrived) = (Cell::new(0), RefCell::new(Vec::<Cpu>::new()));
+    let deliver = || {
+        polls.set(polls.get() + 1);
+        assert!(polls.get() < 100, "waits for an interrupt that no call sends");
+        for cpu in arrived.take() {
+            all.on(cpu, &others[usize::from(cpu.0) - 1]).serve();
+        }
+    };
+    let handler: Cell<Option<&dyn Fn()>> = Cell::new(None);
+    let send = |cpu| {
+        if let Some(handler) = handler.take() {
+            handler();
+        }
+        arrived.borrow_mut().push(cpu);
+    };
+    let me = Tlb { send: &send, ..tlb(&deliver) };
+    start(&all, &[&me, &others[0], &others[1]]);
+    let nested = || all.on(Cpu(0), &me).invalidate_kernel(&page(2));
+    handler.set(Some(&nested));
+    all.on(Cpu(0), &me).invalidate_kernel(&page(1));
+    // The handler sends two, and the call below it the one that it was about to send.
+    let sent = me.take().iter().filter(|event| matches!(event, Event::Sent(_))).count();
+    assert_eq!(sent, 3);
+    for other in &others {
+        assert_eq!(other.take(), [Event::Kernel(1), Event::Kernel(2)]);
+    }
+}
+
+/// Its last interrupts are lost, and were to spare others.
+#[test]
+fn a_cpu_back_online_is_interrupted_again() {
+    let memory = cpus(2);
+    let all = Shootdowns::new(&memory);
+    let other = tlb(&idle);
+    let polls = Cell::new(0);
+    let stop = || {
+        polls.set(polls.get() + 1);
+        match polls.get() {
+            1 => all.online.remove(Cpu(1), Ordering::Release),
+            2 => all.on(Cpu(1), &other).serve(),
+            _ => panic!("waits for an interrupt that no call sends"),
+        }
+    };
+    let me = tlb(&stop);
+    start(&all, &[&me, &other]);
+    let here = all.on(Cpu(0), &me);
+    here.invalidate_kernel(&page(1));
+    all.on(Cpu(1), &other).online();
+    me.take();
+    here.invalidate_kernel(&page(2));
+    assert_eq!(me.take(), [Event::Sent(1), Event::Kernel(2), Event::Relaxed]);
+    assert_eq!(other.take(), [Event::All, Event::Kernel(2)]);
 }
 
 #[test]
