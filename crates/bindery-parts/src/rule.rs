@@ -14,6 +14,10 @@ pub(crate) enum Rule {
     ReleaseAtEntry,
     /// A thread that sees a CPU outside of sections sees all reads of the section.
     ReleaseAtLeave,
+    /// A section inside another executes the fence that an interrupted entry still owes.
+    FenceAtNestedEntry,
+    /// A thread that looks at a section sees all that the CPU did before it announced or left it.
+    AcquireSection,
     /// A thread executes a fence between its unlinking and its read of the period's number.
     FenceBeforeNumber,
     /// A thread that looks at sections executes a fence after it has read the period's number.
@@ -26,14 +30,32 @@ pub(crate) enum Rule {
     PassOnLook,
     /// A thread that sees a CPU offline sees that its sections have ended.
     ReleaseAtOffline,
+    /// A thread that looks at a CPU offline sees all that the CPU did before.
+    AcquireOffline,
     /// A thread executes a fence between its stores to entries and its reads of roots.
     FenceBeforeRoots,
+    /// A thread executes a fence between its stores to the kernel's entries and its look at CPUs.
+    FenceBeforeOnline,
+    /// A CPU executes a fence between its announcement and its first use of the kernel's entries.
+    FenceAtOnline,
+    /// A CPU that comes online flushes what it kept while no thread asked it.
+    FlushAtOnline,
+    /// A thread that sees a CPU gone offline sees that it has stopped using translations.
+    ReleaseGone,
+    /// A thread that looks at a CPU gone offline sees all that the CPU did before.
+    AcquireGone,
     /// A CPU executes a fence between the announcement of a switch and the load of the root.
     FenceBeforeLoad,
     /// A CPU that switches roots is announced as switching, whatever root it has loaded.
     AnnounceSwitch,
     /// A thread that sees the new root sees that the old one is no longer loaded.
     ReleaseAfterLoad,
+    /// A thread that reads a root sees all that the CPU did before it announced the root.
+    AcquireRoot,
+    /// A thread that makes a tag stale sees the last use of it, also if it was kept twice.
+    AcquireKept,
+    /// A thread that reads the word again sees all that the CPU did before it changed the word.
+    AcquireAgain,
     /// A kept tag becomes stale only by compare-exchange with the word that was read.
     ExchangeKept,
     /// A thread whose compare-exchange failed reads the word again.
@@ -46,6 +68,14 @@ pub(crate) enum Rule {
     ServeWhileWaiting,
     /// A request is written before its bit is set, and the CPU that sees the bit sees the request.
     ReleaseRequest,
+    /// A CPU that takes a request sees the request, and the entries as the thread has left them.
+    AcquireRequest,
+    /// A thread that claims a slot sees that the last request in it has ended.
+    AcquireSlot,
+    /// A thread ends its request before it releases the slot.
+    ReleaseSlot,
+    /// A CPU that counts a flush of everything for a thread sees the thread's stores to entries.
+    AcquireAsked,
     /// An interrupt that spares others has been sent, and is not one that a thread still owes.
     SentBeforeSpared,
     /// An interrupt spares others only until its handler has taken the requests.
@@ -56,6 +86,12 @@ pub(crate) enum Rule {
     TakeInOneStep,
     /// A thread that sees its request done sees that the CPU has stopped using the translation.
     ReleaseDone,
+    /// A thread whose request is done sees all that the CPU did before.
+    AcquireDone,
+    /// A thread that sees its flush done sees that the CPU has stopped using all translations.
+    ReleaseFlushed,
+    /// A thread whose flush is done sees all that the CPU did before.
+    AcquireFlushed,
     /// The number of the last full flush never falls.
     FlushedNeverFalls,
     /// A thread takes its request back from a queue before it reuses the slot.
@@ -126,5 +162,69 @@ pub(crate) mod omit {
         with(unsafe { &*lent });
         // SAFETY: as above; no reference to it is used any more.
         drop(unsafe { Box::from_raw(lent) });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::path::{Path, PathBuf};
+    use std::string::String;
+    use std::vec::Vec;
+    use std::{format, fs};
+
+    /// Orderings without a rule: no model shows what they prevent, and a comment at each says why.
+    const EXCEPTIONS: [&str; 3] = [
+        // A locked exchange of x86-64 is a fence of the machine, not of the memory model.
+        "section.swap(word, Ordering::SeqCst);",
+        "core::sync::atomic::compiler_fence(Ordering::SeqCst);",
+        // The compiler must not move the hook that sends an interrupt.
+        "let _ = self.pending.fetch_update(Ordering::Release, Ordering::Relaxed, sent);",
+    ];
+
+    fn files(folder: &Path) -> Vec<PathBuf> {
+        let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let inside = |path: PathBuf| if path.is_dir() { files(&path) } else { Vec::from([path]) };
+        paths.flat_map(inside).collect()
+    }
+
+    /// The text of the models, and of the code.
+    fn texts() -> (String, String) {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let is = |path: &PathBuf, part: &str| path.to_str().unwrap().contains(part);
+        let of = |files: Vec<PathBuf>| {
+            files.iter().map(|file| fs::read_to_string(file).unwrap()).collect()
+        };
+        let (models, others): (Vec<_>, Vec<_>) =
+            files(&source).into_iter().partition(|path| is(path, "loom_model"));
+        let code = others.into_iter().filter(|path| !is(path, "tests") && !is(path, "rule.rs"));
+        (of(models), of(code.collect()))
+    }
+
+    #[test]
+    fn a_model_leaves_out_each_rule() {
+        let (models, code) = texts();
+        let rules = include_str!("rule.rs").split_once("enum Rule {\n").unwrap().1;
+        let rules = rules.split_once("\n}").unwrap().0.lines().map(str::trim);
+        for rule in rules.filter(|line| !line.starts_with("///")) {
+            let rule = rule.trim_end_matches(',');
+            assert!(models.contains(&format!("Some(Rule::{rule})")), "no model omits {rule}");
+            let is_used = code.contains(&format!("Rule::{rule}"));
+            assert!(is_used, "the code does not follow {rule}");
+        }
+    }
+
+    #[test]
+    fn each_ordering_names_its_rule() {
+        let (_, code) = texts();
+        let code = code.lines().map(str::trim).filter(|line| !line.starts_with("//"));
+        let is_strong = |line: &&str| {
+            ["Acquire", "Release", "AcqRel", "SeqCst"]
+                .iter()
+                .any(|order| line.contains(&format!("Ordering::{order}")))
+        };
+        for line in code.filter(is_strong) {
+            let is_named = line.contains("rule::order(Rule::") || EXCEPTIONS.contains(&line);
+            assert!(is_named, "an ordering without a rule: {line}");
+        }
     }
 }

@@ -15,7 +15,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::AtomicBool;
 use loom::thread;
 
-use super::{ReadCpu, ReadSections};
+use super::{LOW, ReadCpu, ReadSections, store_entry};
 use crate::atomic::Ordering;
 use crate::rule::{Rule, omit};
 
@@ -40,16 +40,28 @@ struct World {
 unsafe impl Sync for World {}
 
 impl World {
-    /// Looks up the record and reads it.
     fn read(&self) {
         self.sections.enter(READER);
+        self.look_up();
+        self.sections.leave(READER);
+    }
+
+    /// An interrupt handler reads, after the first part of an entry.
+    fn read_in_a_handler(&self) {
+        let period = self.sections.progress.0.load(Ordering::Relaxed) & !LOW;
+        store_entry(&self.sections.cpus[usize::from(READER.0)].section, period | 1);
+        self.read();
+        self.sections.leave(READER);
+    }
+
+    /// Looks up the record and reads it.
+    fn look_up(&self) {
         if self.linked.load(Ordering::Relaxed) {
             // SAFETY: the cell reports a concurrent write.
             let freed = self.record.with(|freed| unsafe { *freed });
             assert_eq!(freed, 0, "found and freed");
             self.seen.found.store(true, Relaxed);
         }
-        self.sections.leave(READER);
     }
 
     /// Unlinks the record, and frees it if the grace period passes within two questions.
@@ -86,6 +98,10 @@ fn remove_and_ask(world: &World) {
 
 fn read_once(world: &World) {
     world.read();
+}
+
+fn read_in_a_handler(world: &World) {
+    world.read_in_a_handler();
 }
 
 fn read_twice(world: &World) {
@@ -142,6 +158,11 @@ fn no_record_is_freed_under_a_reader() {
 }
 
 #[test]
+fn a_handler_reads_inside_an_entry() {
+    explore(None, ALL_ONLINE, [remove_and_advance, read_in_a_handler]);
+}
+
+#[test]
 fn other_cpus_may_let_the_period_pass() {
     explore(None, ALL_ONLINE, [remove_and_ask, read_once, advance_twice]);
     explore(None, ALL_ONLINE, [remove_and_advance, read_once, advance_twice]);
@@ -171,6 +192,24 @@ fn a_remover_reads_too() {
 #[should_panic(expected = "Causality violation")]
 fn a_section_entered_without_fence_is_missed() {
     explore(Some(Rule::FenceAtEntry), ALL_ONLINE, [remove_and_advance, read_once]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_section_inside_an_entry_needs_its_fence() {
+    explore(Some(Rule::FenceAtNestedEntry), ALL_ONLINE, [remove_and_advance, read_in_a_handler]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_section_seen_without_acquire_still_reads() {
+    explore(Some(Rule::AcquireSection), ALL_ONLINE, [remove_and_advance, read_once]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_cpu_seen_offline_without_acquire_still_reads() {
+    explore(Some(Rule::AcquireOffline), ALL_ONLINE, [remove_and_advance, read_then_go_offline]);
 }
 
 #[test]

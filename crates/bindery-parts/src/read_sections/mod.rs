@@ -44,6 +44,10 @@ const LOW: u64 = (1 << LOW_BITS) - 1;
 
 const OUTSIDE: u64 = 0;
 
+/// Whether an entry is one instruction, which is a fence too: the locked exchange of x86-64. The
+/// memory model of the language does not know it as one, so models run a store and a fence.
+const IS_ENTRY_ONE_STEP: bool = cfg!(all(target_arch = "x86_64", not(all(test, loom))));
+
 /// With several CPUs online, a CPU looks at sections once in this number of negative answers.
 const QUESTIONS: u32 = 8;
 
@@ -167,10 +171,9 @@ impl<'m> ReadSections<'m> {
             announce(section, period | 1);
         } else {
             section.store(word + 1, Ordering::Relaxed);
-            // An interrupt handler may have interrupted the outer entry before its fence. On
-            // x86-64, that entry is one instruction.
-            if !cfg!(target_arch = "x86_64") {
-                rule::fence(Rule::FenceAtEntry);
+            // An interrupt handler may have interrupted the outer entry before its fence.
+            if !IS_ENTRY_ONE_STEP {
+                rule::fence(Rule::FenceAtNestedEntry);
             }
         }
     }
@@ -243,7 +246,9 @@ impl<'m> ReadSections<'m> {
     ///
     /// Linear in the number of CPUs at most, and for all looks of one period together.
     pub fn advance(&self) {
-        let mut seen = self.progress.0.load(Ordering::Acquire);
+        // Relaxed, as the failure of a step: the fence before the look orders what the CPUs before
+        // have seen, and the release of their steps.
+        let mut seen = self.progress.0.load(Ordering::Relaxed);
         if self.is_complete(seen) {
             let next = (seen & !LOW) + (1 << LOW_BITS);
             match self.step(seen, next) {
@@ -279,8 +284,8 @@ impl<'m> ReadSections<'m> {
     }
 
     fn step(&self, from: u64, to: u64) -> Result<u64, u64> {
-        let order = rule::order(Rule::PassOnLook, Ordering::AcqRel);
-        self.progress.0.compare_exchange(from, to, order, Ordering::Acquire)
+        let order = rule::order(Rule::PassOnLook, Ordering::Release);
+        self.progress.0.compare_exchange(from, to, order, Ordering::Relaxed)
     }
 
     fn is_complete(&self, progress: u64) -> bool {
@@ -302,7 +307,7 @@ impl<'m> ReadSections<'m> {
     }
 
     fn is_offline(&self, cpu: Cpu) -> bool {
-        self.offline.contains(cpu, Ordering::Acquire)
+        self.offline.contains(cpu, rule::order(Rule::AcquireOffline, Ordering::Acquire))
     }
 
     /// Counts a negative answer. Returns whether the caller must look at sections.
@@ -322,8 +327,7 @@ impl ReadCpu {
 
     /// Whether the CPU is in a section that it entered before the period began.
     fn is_inside_before(&self, period: u64) -> bool {
-        // Acquire: the reads of the section come before all later steps.
-        let word = self.section.load(Ordering::Acquire);
+        let word = self.section.load(rule::order(Rule::AcquireSection, Ordering::Acquire));
         word & LOW != 0 && word & !LOW < period
     }
 }
@@ -331,12 +335,18 @@ impl ReadCpu {
 /// Announces a section before any later load of this CPU.
 #[inline]
 fn announce(section: &AtomicU64, word: u64) {
-    if cfg!(all(target_arch = "x86_64", not(all(test, loom)))) {
+    if IS_ENTRY_ONE_STEP {
         // A locked exchange keeps later loads after it, and costs half of what a fence does.
         section.swap(word, Ordering::SeqCst);
         core::sync::atomic::compiler_fence(Ordering::SeqCst);
     } else {
-        section.store(word, rule::order(Rule::ReleaseAtEntry, Ordering::Release));
+        store_entry(section, word);
         rule::fence(Rule::FenceAtEntry);
     }
+}
+
+/// The part of an entry after which an interrupt handler may enter a section inside this one.
+#[inline]
+fn store_entry(section: &AtomicU64, word: u64) {
+    section.store(word, rule::order(Rule::ReleaseAtEntry, Ordering::Release));
 }

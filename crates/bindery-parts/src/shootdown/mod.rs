@@ -330,7 +330,7 @@ impl<T: LocalTlb> OnCpu<'_, '_, T> {
     ///
     /// Linear in the number of CPUs.
     pub fn invalidate_kernel(&self, what: &Invalidation) {
-        rule::fence(Rule::FenceBeforeRoots);
+        rule::fence(Rule::FenceBeforeOnline);
         let mut to_ask = CpuSet::EMPTY;
         for cpu in (0..self.all.cpus.len() as u16).map(Cpu) {
             if cpu != self.cpu && self.is_online(cpu) {
@@ -356,13 +356,16 @@ impl<T: LocalTlb> OnCpu<'_, '_, T> {
     /// [`KernelMap`](bindery::KernelMap)'s addresses. An interrupt that another CPU sends from here
     /// on reaches the CPU when it turns interrupts on.
     pub fn online(&self) {
-        self.all.online.insert(self.cpu, Ordering::Release);
-        rule::fence(Rule::FenceBeforeLoad);
+        // Relaxed: a thread that sees the CPU online asks it, and concludes nothing.
+        self.all.online.insert(self.cpu, Ordering::Relaxed);
+        rule::fence(Rule::FenceAtOnline);
         // Requests of threads that found the CPU online earlier. Their interrupts may be lost.
         let queue = &self.me.queue;
         let taken = if rule::holds(Rule::ServeAtOnline) { queue.take() } else { Taken::NONE };
         let number = queue.full_flushes_asked();
-        self.tlb.flush_all();
+        if rule::holds(Rule::FlushAtOnline) {
+            self.tlb.flush_all();
+        }
         queue.full_flush_done(number);
         queue.finish(taken);
     }
@@ -371,13 +374,13 @@ impl<T: LocalTlb> OnCpu<'_, '_, T> {
     /// left its last program's root ([`OnCpu::leave`]), and until it stops, it uses no address of a
     /// [`KernelMap`](bindery::KernelMap) that another CPU may free.
     pub fn offline(&self) {
-        self.all.online.remove(self.cpu, Ordering::Release);
-        self.serve();
+        // Threads take back the requests that are left in the queue.
+        self.all.online.remove(self.cpu, rule::order(Rule::ReleaseGone, Ordering::Release));
     }
 
     /// Whether the CPU is online.
     pub fn is_online(&self, cpu: Cpu) -> bool {
-        self.all.online.contains(cpu, Ordering::Acquire)
+        self.all.online.contains(cpu, rule::order(Rule::AcquireGone, Ordering::Acquire))
     }
 
     #[cold]

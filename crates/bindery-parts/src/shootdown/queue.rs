@@ -150,7 +150,8 @@ impl Queue {
                 Ticket(slot as u8)
             }
             None => {
-                self.asked.fetch_add(1, Ordering::Release);
+                // Relaxed: the thread's fence orders its stores to entries before it.
+                self.asked.fetch_add(1, Ordering::Relaxed);
                 Ticket::EVERYTHING
             }
         };
@@ -183,6 +184,8 @@ impl Queue {
     }
 
     fn claim(&self) -> Option<usize> {
+        // The last thread has cleared the slot's bit among those that are done.
+        let order = rule::order(Rule::AcquireSlot, Ordering::Acquire);
         let mut claimed = self.claimed.load(Ordering::Relaxed);
         loop {
             let slot = (!claimed & ALL_SLOTS).trailing_zeros();
@@ -190,9 +193,7 @@ impl Queue {
                 return None;
             }
             let more = claimed | 1 << slot;
-            // Acquire: the last thread has cleared the slot's bit among those that are done.
-            let exchange =
-                self.claimed.compare_exchange(claimed, more, Ordering::Acquire, Ordering::Relaxed);
+            let exchange = self.claimed.compare_exchange(claimed, more, order, Ordering::Relaxed);
             match exchange {
                 Ok(_) => return Some(slot as usize),
                 Err(now) => claimed = now,
@@ -207,13 +208,13 @@ impl Queue {
 
     /// Takes all pending requests. Only the CPU itself does so.
     pub(super) fn take(&self) -> Taken {
-        // Acquire: the requests, and the entries that were written before them.
+        let order = rule::order(Rule::AcquireRequest, Ordering::Acquire);
         if !rule::holds(Rule::TakeInOneStep) {
-            let taken = self.pending.load(Ordering::Acquire);
+            let taken = self.pending.load(order);
             self.pending.store(0, Ordering::Relaxed);
             return Taken(taken);
         }
-        Taken(self.pending.swap(0, Ordering::Acquire))
+        Taken(self.pending.swap(0, order))
     }
 
     pub(super) fn request(&self, slot: usize) -> Request {
@@ -230,13 +231,13 @@ impl Queue {
 
     /// The number of flushes of everything that were asked for before the CPU took the bit.
     pub(super) fn full_flushes_asked(&self) -> u64 {
-        self.asked.load(Ordering::Acquire)
+        self.asked.load(rule::order(Rule::AcquireAsked, Ordering::Acquire))
     }
 
     /// Reports a flush that began after the number was read. An interrupt handler may have reported
     /// a later one.
     pub(super) fn full_flush_done(&self, number: u64) {
-        let order = rule::order(Rule::ReleaseDone, Ordering::Release);
+        let order = rule::order(Rule::ReleaseFlushed, Ordering::Release);
         if rule::holds(Rule::FlushedNeverFalls) {
             self.flushed.fetch_max(number, order);
         } else {
@@ -255,10 +256,15 @@ impl Queue {
     }
 
     pub(super) fn is_done(&self, awaited: Awaited) -> bool {
-        // Acquire: the CPU's accesses through old translations come before all later steps.
         match awaited {
-            Awaited::Slot(slot) => self.done.load(Ordering::Acquire) & 1 << slot != 0,
-            Awaited::Flush(number) => self.flushed.load(Ordering::Acquire) >= number,
+            Awaited::Slot(slot) => {
+                let order = rule::order(Rule::AcquireDone, Ordering::Acquire);
+                self.done.load(order) & 1 << slot != 0
+            }
+            Awaited::Flush(number) => {
+                let order = rule::order(Rule::AcquireFlushed, Ordering::Acquire);
+                self.flushed.load(order) >= number
+            }
         }
     }
 
@@ -280,7 +286,8 @@ impl Queue {
     pub(super) fn release(&self, awaited: Awaited) {
         if let Awaited::Slot(slot) = awaited {
             self.done.fetch_and(!(1 << slot), Ordering::Relaxed);
-            self.claimed.fetch_and(!(1 << slot), Ordering::Release);
+            let order = rule::order(Rule::ReleaseSlot, Ordering::Release);
+            self.claimed.fetch_and(!(1 << slot), order);
         }
     }
 }

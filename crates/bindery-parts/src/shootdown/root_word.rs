@@ -87,11 +87,13 @@ impl RootWord {
 
     /// Announces a switch before any later load of the CPU or its walker. Returns the state before.
     pub(super) fn begin_switch(&self) -> State {
-        // Acquire: a CPU that finds its tag stale flushes after the entries were written.
+        // Relaxed: the fence after it and that of the thread which made the tag stale order the
+        // thread's stores to entries before the flush. A thread that sees the switch asks in any
+        // case.
         let was = if rule::holds(Rule::AnnounceSwitch) {
-            self.0.swap(State::Switches.to_word(), Ordering::AcqRel)
+            self.0.swap(State::Switches.to_word(), Ordering::Relaxed)
         } else {
-            self.0.load(Ordering::Acquire)
+            self.0.load(Ordering::Relaxed)
         };
         rule::fence(Rule::FenceBeforeLoad);
         State::of_word(was)
@@ -105,7 +107,7 @@ impl RootWord {
 
     /// Called by a thread that has written entries below `root` and executed a fence.
     pub(super) fn claim_flush(&self, root: Frame) -> Claim {
-        let mut word = self.0.load(Ordering::Acquire);
+        let mut word = self.0.load(rule::order(Rule::AcquireRoot, Ordering::Acquire));
         loop {
             match State::of_word(word) {
                 State::Switches => return Claim::Ask,
@@ -126,9 +128,12 @@ impl RootWord {
     fn make_stale(&self, word: u64, root: Frame) -> Result<u64, u64> {
         let stale = State::Stale(root).to_word();
         if !rule::holds(Rule::ExchangeKept) {
-            self.0.store(stale, Ordering::Release);
+            self.0.store(stale, Ordering::Relaxed);
             return Ok(word);
         }
-        self.0.compare_exchange(word, stale, Ordering::AcqRel, Ordering::Acquire)
+        // Without release: the CPU reads the word before a fence, and the thread has executed one.
+        let kept = rule::order(Rule::AcquireKept, Ordering::Acquire);
+        let failed = rule::order(Rule::AcquireAgain, Ordering::Acquire);
+        self.0.compare_exchange(word, stale, kept, failed)
     }
 }

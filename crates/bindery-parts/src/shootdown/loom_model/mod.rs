@@ -70,6 +70,40 @@ fn serve_while_kept(cpu: &Machine) {
     cpu.stop();
 }
 
+/// Uses P again between two times that it keeps the tag.
+fn keep_twice(cpu: &Machine) {
+    cpu.run(P);
+    cpu.keep();
+    cpu.run(P);
+    cpu.keep();
+    cpu.stop();
+}
+
+fn keep_and_run_two(cpu: &Machine) {
+    cpu.run(P);
+    cpu.keep();
+    cpu.run(P);
+    cpu.run(Q);
+    cpu.stop();
+}
+
+fn unmap_kernel(cpu: &Machine) {
+    cpu.unmap_kernel();
+    cpu.stop();
+}
+
+fn come_online_and_touch(cpu: &Machine) {
+    cpu.here().offline();
+    cpu.here().online();
+    cpu.touch_kernel();
+    cpu.stop();
+}
+
+fn touch_and_come_back(cpu: &Machine) {
+    cpu.touch_kernel();
+    come_online_and_touch(cpu);
+}
+
 fn run_and_invalidate(cpu: &Machine) {
     cpu.run(P);
     cpu.invalidate(&[0]);
@@ -150,6 +184,8 @@ fn no_frame_is_freed_under_a_translation() {
 fn a_kept_tag_is_flushed_before_use() {
     assert!(is_used_and_freed(&explore(None, Some(4), [unmap, keep_and_run_again])));
     assert!(is_used_and_freed(&explore(None, Some(3), [unmap, serve_while_kept])));
+    assert!(is_used_and_freed(&explore(None, Some(4), [unmap, keep_twice])));
+    assert!(is_used_and_freed(&explore(None, Some(3), [unmap, keep_and_run_two])));
 }
 
 #[test]
@@ -170,6 +206,12 @@ fn a_request_to_an_offline_cpu_is_withdrawn() {
 }
 
 #[test]
+fn a_cpu_may_come_online_beside_a_call() {
+    assert!(is_used_and_freed(&explore(None, Some(3), [unmap_kernel, come_online_and_touch])));
+    assert!(is_used_and_freed(&explore(None, Some(3), [unmap_kernel, touch_and_come_back])));
+}
+
+#[test]
 fn a_handler_waits_for_no_interrupt_owed_below() {
     let seen = explore(None, Some(2), [unmap_above_a_call, run_with_interrupts]);
     assert!(is_used_and_freed(&seen));
@@ -186,6 +228,66 @@ fn a_cpu_back_online_serves_what_it_missed() {
 #[should_panic(expected = "Causality violation")]
 fn roots_read_without_fence_miss_a_cpu() {
     explore(Some(Rule::FenceBeforeRoots), Some(3), [unmap, run]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_root_seen_without_acquire_is_early() {
+    explore(Some(Rule::AcquireRoot), Some(3), [unmap, run_then_run_another]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_tag_kept_twice_needs_acquire() {
+    explore(Some(Rule::AcquireKept), Some(4), [unmap, keep_twice]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_root_seen_again_needs_acquire() {
+    explore(Some(Rule::AcquireAgain), Some(3), [unmap, keep_and_run_two]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn cpus_read_without_fence_are_missed() {
+    explore(Some(Rule::FenceBeforeOnline), Some(3), [unmap_kernel, come_online_and_touch]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_cpu_online_without_fence_is_missed() {
+    explore(Some(Rule::FenceAtOnline), Some(3), [unmap_kernel, come_online_and_touch]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_cpu_online_without_flush_uses_the_old() {
+    explore(Some(Rule::FlushAtOnline), Some(3), [unmap_kernel, touch_and_come_back]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_cpu_gone_without_release_is_early() {
+    explore(Some(Rule::ReleaseGone), Some(3), [unmap_kernel, touch_and_come_back]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_cpu_gone_without_acquire_is_early() {
+    explore(Some(Rule::AcquireGone), Some(3), [unmap_kernel, touch_and_come_back]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_request_without_acquire_is_read_early() {
+    explore(Some(Rule::AcquireRequest), Some(3), [unmap, run_and_serve]);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_request_done_without_acquire_is_early() {
+    explore(Some(Rule::AcquireDone), Some(3), [unmap, run]);
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Models of the queue by itself.
 
+use loom::cell::UnsafeCell;
 use loom::sync::atomic::AtomicBool;
-use loom::thread;
+use loom::sync::atomic::fence;
+use loom::thread::{self, JoinHandle};
 
 use super::super::queue::{Queue, Request, Ticket};
-use super::world::page;
+use super::world::{P, page};
 use crate::atomic::Ordering;
 use crate::rule::{Rule, omit};
 
@@ -109,4 +111,124 @@ fn a_flush_number_that_falls_is_lost() {
 #[should_panic(expected = "a request without an interrupt")]
 fn an_interrupt_handled_before_spares_none() {
     two_requests_with_interrupts(Some(Rule::SentWhilePending));
+}
+
+/// A page whose translation the CPU uses until it serves a request.
+struct Page {
+    queue: Queue,
+    entry: AtomicBool,
+    frame: UnsafeCell<u32>,
+}
+
+// SAFETY: the model runs one thread at a time, and the cell reports concurrent accesses.
+unsafe impl Sync for Page {}
+
+impl Page {
+    fn use_if(&self, cached: bool) {
+        if cached {
+            // SAFETY: the cell reports a concurrent write.
+            self.frame.with(|frame| unsafe { *frame });
+        }
+    }
+
+    /// As a call that unmaps the page. It frees the page only if the request is done at once.
+    fn unmap(&self) {
+        self.entry.store(false, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let ticket = self.queue.post(&Request { root: Some(P), what: page() });
+        if self.queue.is_done(self.queue.awaited(ticket)) {
+            // SAFETY: the cell reports a concurrent access.
+            self.frame.with_mut(|frame| unsafe { *frame += 1 });
+        }
+    }
+
+    /// As a CPU that uses the page before and after it serves its queue. A request for another root
+    /// does not invalidate the translation.
+    fn serve_between_uses(&self) {
+        let mut cached = self.entry.load(Ordering::Relaxed);
+        self.use_if(cached);
+        let taken = self.queue.take();
+        let mut slots = taken.slots();
+        if taken.is_for_everything() {
+            let number = self.queue.full_flushes_asked();
+            cached = self.entry.load(Ordering::Relaxed);
+            self.queue.full_flush_done(number);
+        } else if slots.any(|slot| self.queue.request(slot).root == Some(P)) {
+            cached = self.entry.load(Ordering::Relaxed);
+        }
+        self.queue.finish(taken);
+        self.use_if(cached);
+    }
+}
+
+fn unmap_beside_uses(rule: Option<Rule>, others: fn(&'static Page) -> Option<JoinHandle<()>>) {
+    omit::check(rule, Some(4), move || {
+        let (entry, frame) = (AtomicBool::new(true), UnsafeCell::new(0));
+        omit::lend(Page { queue: Queue::new(), entry, frame }, |page| {
+            let other = others(page);
+            let cpu = thread::spawn(|| page.serve_between_uses());
+            page.unmap();
+            cpu.join().unwrap();
+            other.into_iter().for_each(|other| other.join().unwrap());
+        });
+    });
+}
+
+/// The slot is in use, and one flush of everything is already asked for.
+fn two_flushes(page: &'static Page) -> Option<JoinHandle<()>> {
+    (0..2).for_each(|_| {
+        page.queue.post(&Request { root: None, what: super::world::page() });
+    });
+    None
+}
+
+/// Another thread's request is done, and it releases the slot.
+fn slot_in_turn(page: &'static Page) -> Option<JoinHandle<()>> {
+    let queue = &page.queue;
+    let ticket = queue.post(&Request { root: None, what: super::world::page() });
+    let taken = queue.take();
+    Some(thread::spawn(move || {
+        queue.finish(taken);
+        queue.release(queue.awaited(ticket));
+    }))
+}
+
+#[test]
+fn a_flush_counts_for_threads_it_saw() {
+    unmap_beside_uses(None, two_flushes);
+}
+
+#[test]
+fn a_slot_has_one_request_at_a_time() {
+    unmap_beside_uses(None, slot_in_turn);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_flush_counted_without_acquire_is_early() {
+    unmap_beside_uses(Some(Rule::AcquireAsked), two_flushes);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_flush_done_without_release_is_early() {
+    unmap_beside_uses(Some(Rule::ReleaseFlushed), two_flushes);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_flush_done_without_acquire_is_early() {
+    unmap_beside_uses(Some(Rule::AcquireFlushed), two_flushes);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_slot_claimed_without_acquire_is_done() {
+    unmap_beside_uses(Some(Rule::AcquireSlot), slot_in_turn);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_slot_released_without_release_is_done() {
+    unmap_beside_uses(Some(Rule::ReleaseSlot), slot_in_turn);
 }

@@ -48,6 +48,8 @@ pub(super) struct Machine {
     pub(super) handler: Cell<Option<fn(&Self)>>,
     /// Whether root P is loaded.
     loaded: Cell<bool>,
+    /// Whether the TLB has the kernel's translation.
+    kernel: Cell<bool>,
     /// Whether the TLB has the translation, under P's tag.
     cached: Cell<bool>,
 }
@@ -69,10 +71,13 @@ impl LocalTlb for Machine {
         self.world.seen.served.store(true, Relaxed);
     }
 
-    fn invalidate_kernel(&self, _: &Invalidation) {}
+    fn invalidate_kernel(&self, _: &Invalidation) {
+        self.kernel.set(false);
+    }
 
     fn flush_all(&self) {
         self.cached.set(false);
+        self.kernel.set(false);
     }
 
     fn relax(&self) {
@@ -91,11 +96,25 @@ impl Machine {
             self.cached.set(self.world.entry.load(Ordering::Relaxed));
         }
         if self.cached.get() && self.loaded.get() {
-            // SAFETY: the cell reports a concurrent write.
-            let freed = self.world.frame.with(|freed| unsafe { *freed });
-            assert_eq!(freed, 0, "used and freed");
-            self.world.seen.used.store(true, Relaxed);
+            self.use_frame();
         }
+    }
+
+    /// An access of the kernel, whose page it is in some models.
+    pub(super) fn touch_kernel(&self) {
+        if !self.kernel.get() {
+            self.kernel.set(self.world.entry.load(Ordering::Relaxed));
+        }
+        if self.kernel.get() {
+            self.use_frame();
+        }
+    }
+
+    fn use_frame(&self) {
+        // SAFETY: the cell reports a concurrent write.
+        let freed = self.world.frame.with(|freed| unsafe { *freed });
+        assert_eq!(freed, 0, "used and freed");
+        self.world.seen.used.store(true, Relaxed);
     }
 
     pub(super) fn run(&self, root: Frame) {
@@ -140,6 +159,16 @@ impl Machine {
     pub(super) fn unmap(&self, cpus: &[u16]) {
         self.world.entry.store(false, Ordering::Relaxed);
         self.invalidate(cpus);
+        self.free();
+    }
+
+    pub(super) fn unmap_kernel(&self) {
+        self.world.entry.store(false, Ordering::Relaxed);
+        self.here().invalidate_kernel(&page());
+        self.free();
+    }
+
+    fn free(&self) {
         // SAFETY: the cell reports a concurrent access.
         self.world.frame.with_mut(|freed| unsafe { *freed += 1 });
         self.world.seen.freed.store(true, Relaxed);
@@ -183,6 +212,7 @@ pub(super) fn explore<const N: usize>(
                     handler: Cell::new(None),
                     loaded: Cell::new(false),
                     cached: Cell::new(false),
+                    kernel: Cell::new(false),
                 };
                 (0..N).for_each(|cpu| machine(cpu).here().online());
                 let mut others = Vec::new();
