@@ -7,6 +7,7 @@
 //!
 //! | part | for |
 //! |---|---|
+//! | [`ParkingTable`] | `Platform::park`, `unpark` |
 //! | [`ReadSections`] | `Platform::enter_read`, `leave_read`, `synchronize`, `grace_period`, `is_over` |
 //! | [`Shootdowns`] | `Platform::invalidate`, `invalidate_kernel`, `relax`; the switch of roots |
 //!
@@ -21,6 +22,7 @@
 //! |---|---|
 //! | `atomic` | the atomics of the core library, or of the model checker |
 //! | `cpu_mask` | a set of CPUs that CPUs change at the same time |
+//! | `parking` | [`ParkingTable`], [`ParkingBucket`], [`ParkedThread`], [`Scheduler`] |
 //! | `read_sections` | [`ReadSections`], [`ReadCpu`] |
 //! | `rule` | the ordering rules |
 //! | `shootdown` | [`Shootdowns`], [`ShootdownCpu`], [`LocalTlb`] |
@@ -43,9 +45,11 @@ extern crate std;
 
 mod atomic;
 mod cpu_mask;
+mod parking;
 mod read_sections;
 mod rule;
 mod shootdown;
 
+pub use parking::{ParkResult, ParkedThread, ParkingBucket, ParkingTable, Scheduler};
 pub use read_sections::{ReadCpu, ReadSections};
 pub use shootdown::{LocalTlb, OnCpu, ShootdownCounts, ShootdownCpu, Shootdowns, Translations};

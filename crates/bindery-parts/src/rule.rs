@@ -96,6 +96,34 @@ pub(crate) enum Rule {
     FlushedNeverFalls,
     /// A thread takes its request back from a queue before it reuses the slot.
     TakeBack,
+    /// A thread reads its word after it has locked the bucket.
+    WordUnderLock,
+    /// A thread that parks executes a fence between its count and its read of the word.
+    FenceBeforeWord,
+    /// A thread that unparks executes a fence between its change of the word and the count.
+    FenceBeforeWaiters,
+    /// A thread that finds its word changed sees all that the other did before the change.
+    AcquireWord,
+    /// A thread that locks a bucket sees the list as the last holder left it.
+    ReleaseBucket,
+    /// A thread that locks a bucket sees all that its last holder did before.
+    AcquireBucket,
+    /// A record is out of its list before it is marked as woken.
+    UnlinkBeforeMark,
+    /// A record is marked as woken before its thread is.
+    MarkBeforeWake,
+    /// A thread that unparks executes a fence between the mark and the state of the thread.
+    FenceBeforeWake,
+    /// A thread about to sleep executes a fence between its state and its read of the mark.
+    FenceBeforeMark,
+    /// A thread that sees its mark, and parks again, writes its record after the other did.
+    ReleaseMark,
+    /// A thread that sees its mark sees all that the other did before it unparked.
+    AcquireMark,
+    /// A thread that gives up leaves the list before it returns.
+    LeaveList,
+    /// A thread that gives up passes a wake-up on to the next.
+    PassOn,
 }
 
 /// Whether the code follows the rule.
