@@ -10,6 +10,7 @@
 //! | [`ParkingTable`] | `Platform::park`, `unpark` |
 //! | [`ReadSections`] | `Platform::enter_read`, `leave_read`, `synchronize`, `grace_period`, `is_over` |
 //! | [`Shootdowns`] | `Platform::invalidate`, `invalidate_kernel`, `relax`; the switch of roots |
+//! | [`Tags`] | ASIDs and PCIDs: translations that TLBs keep across switches of roots |
 //!
 //! Every ordering rule of a part has a name, `rule::Rule`, and the code names the rule where it
 //! follows it. The models (`scripts/loom`) run this code in every interleaving of small scenarios.
@@ -26,6 +27,7 @@
 //! | `read_sections` | [`ReadSections`], [`ReadCpu`] |
 //! | `rule` | the ordering rules |
 //! | `shootdown` | [`Shootdowns`], [`ShootdownCpu`], [`LocalTlb`] |
+//! | `tags` | [`Tags`], [`Tag`], [`TagWord`], [`TagCpu`] |
 
 #![no_std]
 #![deny(missing_debug_implementations)]
@@ -49,7 +51,9 @@ mod parking;
 mod read_sections;
 mod rule;
 mod shootdown;
+mod tags;
 
 pub use parking::{ParkResult, ParkedThread, ParkingBucket, ParkingTable, Scheduler};
 pub use read_sections::{ReadCpu, ReadSections};
 pub use shootdown::{LocalTlb, OnCpu, ShootdownCounts, ShootdownCpu, Shootdowns, Translations};
+pub use tags::{Tag, TagCpu, TagWord, Tags};

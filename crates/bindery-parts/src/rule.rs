@@ -124,6 +124,30 @@ pub(crate) enum Rule {
     LeaveList,
     /// A thread that gives up passes a wake-up on to the next.
     PassOn,
+    /// Retired tags are collected before the generation is raised.
+    CollectBeforeRaise,
+    /// The generation is raised before the collected tags are freed.
+    RaiseBeforeFree,
+    /// A thread that takes a tag sees the generation in which it was freed.
+    ReleaseFree,
+    /// A thread that takes a tag sees all that the thread that freed it saw.
+    AcquireFree,
+    /// A thread that collects a tag sees that its address space has ended.
+    ReleaseRetired,
+    /// A thread that collects a tag sees all that was done before the tag was retired.
+    AcquireRetired,
+    /// A CPU reads the generation before it flushes, and stores what it read.
+    GenerationBeforeFlush,
+    /// A CPU compares its generation before it loads a tag.
+    CheckAtLoad,
+    /// A thread finds a free tag and takes it in one step.
+    TakeTagInOneStep,
+    /// One thread collects at a time.
+    OneCollector,
+    /// A thread that collects sees that the last one has freed its tags.
+    ReleaseCollector,
+    /// A thread that collects writes its list after the last one has read its own.
+    AcquireCollector,
 }
 
 /// Whether the code follows the rule.
