@@ -1,7 +1,11 @@
 //! The atomics of the core library, or in a model those of loom.
 
 #[cfg(not(all(test, loom)))]
+pub(crate) use core::hint::spin_loop;
+#[cfg(not(all(test, loom)))]
 pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+#[cfg(all(test, loom))]
+pub(crate) use loom::hint::spin_loop;
 #[cfg(all(test, loom))]
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 

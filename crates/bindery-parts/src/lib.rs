@@ -7,6 +7,7 @@
 //!
 //! | part | for |
 //! |---|---|
+//! | [`FairLock`] | `Platform::SpinLock`, in order of arrival and with interrupts off |
 //! | [`ParkingTable`] | `Platform::park`, `unpark` |
 //! | [`ReadSections`] | `Platform::enter_read`, `leave_read`, `synchronize`, `grace_period`, `is_over` |
 //! | [`Shootdowns`] | `Platform::invalidate`, `invalidate_kernel`, `relax`; the switch of roots |
@@ -23,6 +24,7 @@
 //! |---|---|
 //! | `atomic` | the atomics of the core library, or of the model checker |
 //! | `cpu_mask` | a set of CPUs that CPUs change at the same time |
+//! | `fair_lock` | [`FairLock`], [`FairLockGuard`], [`FairTicket`] |
 //! | `parking` | [`ParkingTable`], [`ParkingBucket`], [`ParkedThread`], [`Scheduler`] |
 //! | `read_sections` | [`ReadSections`], [`ReadCpu`] |
 //! | `rule` | the ordering rules |
@@ -47,12 +49,14 @@ extern crate std;
 
 mod atomic;
 mod cpu_mask;
+mod fair_lock;
 mod parking;
 mod read_sections;
 mod rule;
 mod shootdown;
 mod tags;
 
+pub use fair_lock::{FairLock, FairLockGuard, FairTicket};
 pub use parking::{ParkResult, ParkedThread, ParkingBucket, ParkingTable, Scheduler};
 pub use read_sections::{ReadCpu, ReadSections};
 pub use shootdown::{LocalTlb, OnCpu, ShootdownCounts, ShootdownCpu, Shootdowns, Translations};

@@ -148,6 +148,18 @@ pub(crate) enum Rule {
     ReleaseCollector,
     /// A thread that collects writes its list after the last one has read its own.
     AcquireCollector,
+    /// A thread draws a ticket of a lock in one step, so that no other has the same one.
+    DrawInOneStep,
+    /// A thread that does not wait draws a ticket only if it is the one that is served.
+    DrawOnlyIfFree,
+    /// A thread whose turn it is sees the stores of the holders before.
+    AcquireTurn,
+    /// A thread that finds a lock free sees the stores of the holders before.
+    AcquireFreeLock,
+    /// A holder passes the turn on after its stores.
+    ReleaseTurn,
+    /// A waiter for a lock serves what the holder may wait for.
+    RelaxWhileWaiting,
 }
 
 /// Whether the code follows the rule.
