@@ -48,6 +48,8 @@ pub struct Directives {
     pub clock: Clock,
     /// The machine's number of CPUs.
     pub processors: u32,
+    /// The model of the machine's CPUs; by default with all features of QEMU.
+    pub processor: Option<String>,
     /// The machine's memory in bytes.
     pub memory: u64,
     /// The size of a disk, empty at first, in bytes.
@@ -71,6 +73,7 @@ impl Default for Directives {
             arguments: Vec::new(),
             clock: Clock::Host,
             processors: 1,
+            processor: None,
             memory: 256 << 20,
             disk: None,
             starts: 2,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use clap::builder::ValueParser;
 
-use crate::guest::machine::{Clock, Machine, Outcome, Output, TimedOut};
+use crate::guest::machine::{Clock, Machine, Outcome, Output, TimedOut, models};
 use crate::guest::{Architecture, Problem, kernel};
 use crate::size::{KIB, parse_bytes};
 use boot::{AddedFile, Boot};
@@ -63,7 +63,8 @@ pub struct Arguments {
           value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: u32,
 
-    /// The model of the CPUs, as QEMU names it (`-cpu help` lists them) [default: all features]
+    /// The model of the CPUs, as QEMU names it (`-cpu help` lists them), for example cortex-a53
+    /// [default: max, with all features]
     #[arg(long, value_name = "MODEL")]
     cpu: Option<String>,
 
@@ -140,6 +141,10 @@ fn parse_pair(text: &str) -> Result<String, String> {
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
     let terminal = Terminal::find();
     let boot = Boot::prepare(arguments, &terminal)?;
+    // Checked first, because the build takes minutes.
+    if let Some(processor) = &arguments.cpu {
+        models::demand(boot.architecture, processor)?;
+    }
     let kernel = kernel::build(boot.architecture)?;
     let mut files = boot.files;
     files.file(kernel::SYMBOLS_PATH, crate::guest::initramfs::PLAIN, kernel.symbols)?;

@@ -69,6 +69,11 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
         let output = Some("the other half\n");
         run(architecture, &arguments, &Expected { status: 0, output, message: "" })
     };
+    let unknown_model = move || {
+        let arguments = ["--cpu", "maxx", "busybox", "true"];
+        let message = "has no CPU model \"maxx\": ";
+        run(architecture, &arguments, &Expected { status: 2, output: Some(""), message })
+    };
     let mut trials = vec![
         Trial::ignorable_test(name("leaves_the_beginning_of_memory_unused"), unused_memory),
         Trial::ignorable_test(name("passes_files_words_output_and_status"), passes),
@@ -77,6 +82,7 @@ pub fn trials(architecture: Architecture) -> Vec<Trial> {
         Trial::ignorable_test(name("gives_128_and_the_signal_of_a_killed_program"), killed),
         Trial::ignorable_test(name("copies_and_compares_every_byte"), memory_functions),
         Trial::ignorable_test(name("maps_for_the_kernel_itself"), kernel_mappings),
+        Trial::ignorable_test(name("refuses_a_model_that_does_not_exist"), unknown_model),
         Trial::ignorable_test(
             format!("{}::compare_counts_the_pages_of_a_working_set", architecture.directory()),
             move || working_set(architecture),
@@ -133,9 +139,10 @@ fn deaths(architecture: Architecture) -> [Trial; 8] {
             Architecture::X86_64 => {
                 ("max,-nx", "error: the kernel died: this processor has no no-execute bit (NX)")
             }
-            Architecture::AArch64 => {
-                ("cortex-a72", "error: the kernel died: this processor has no atomic instructions")
-            }
+            Architecture::AArch64 => (
+                "cortex-a76,vfp=off,neon=off",
+                "error: the kernel died: this processor has no floating point",
+            ),
         };
         let arguments = ["--cpu", model, "--timeout", "60", "busybox", "true"];
         // The console shows the message as well.
@@ -144,7 +151,7 @@ fn deaths(architecture: Architecture) -> [Trial; 8] {
                 "this processor has no no-execute bit (NX): the kernel needs it\n"
             }
             Architecture::AArch64 => {
-                "this processor has no atomic instructions (FEAT_LSE): the kernel needs ARMv8.1 or newer\n"
+                "this processor has no floating point (ID_AA64PFR0_EL1.FP): programs need it\n"
             }
         });
         run(architecture, &arguments, &Expected { status: 101, output, message })
@@ -161,10 +168,7 @@ fn deaths(architecture: Architecture) -> [Trial; 8] {
                 ("max,-mmx", "this processor has no MMX"),
                 ("max,-sse", "this processor has no SSE"),
             ],
-            Architecture::AArch64 => &[(
-                "cortex-a76,vfp=off,neon=off",
-                "this processor has no floating point (ID_AA64PFR0_EL1.FP)",
-            )],
+            Architecture::AArch64 => &[],
         };
         for (model, message) in models {
             let arguments = ["--cpu", model, "--timeout", "60", "busybox", "true"];

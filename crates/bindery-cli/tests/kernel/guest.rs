@@ -85,6 +85,7 @@ fn run(
     }
     let mut machine = Machine::new(architecture, kernel.image.clone());
     machine.processors = directives.processors;
+    machine.processor.clone_from(&directives.processor);
     machine.memory = directives.memory;
     machine.clock = directives.clock;
     machine.initramfs = files.archive();

@@ -34,6 +34,28 @@ const WORKLOADS: [(&str, &[&str]); 11] = [
 /// The program that is also run on a machine with a second CPU.
 const ON_TWO_PROCESSORS: &str = "threads";
 
+/// Models of AArch64 before ARMv8.1, on small boards: they have no atomic instructions (FEAT_LSE),
+/// no hardware that marks entries accessed and dirty (FEAT_HAFDBS), and no PAN.
+const OLD_PROCESSORS: [&str; 2] = ["cortex-a53", "cortex-a72"];
+
+/// The programs that also run there: each depends on one of these features.
+const ON_OLD_PROCESSORS: [&str; 14] = [
+    "branch_targets",
+    "copy_faults",
+    "float_switch",
+    "futex_wait",
+    "khugepaged",
+    "memory_mmap",
+    "memory_mremap",
+    "process_fork",
+    "signal_faults",
+    "signal_handlers",
+    "swap",
+    "threads",
+    "userfault_missing",
+    "userfault_protect",
+];
+
 /// The program that also runs with more memory, and the memory's size. Freeing memory must not take
 /// longer there.
 const IN_MORE_MEMORY: (&str, u64) = ("pressure_gap", 1 << 30);
@@ -55,6 +77,9 @@ pub fn all() -> Result<Vec<Trial>, String> {
             let directives = Directives { memory: IN_MORE_MEMORY.1, ..directives.clone() };
             let program = Program::C(source.clone());
             add(&mut trials, &format!("{name}_in_more_memory"), &program, &directives);
+        }
+        if ON_OLD_PROCESSORS.contains(&name.as_str()) {
+            trials.extend(on_old_processors(&name, &source, &directives));
         }
         if name == ON_TWO_PROCESSORS {
             directives.processors = 2;
@@ -88,6 +113,24 @@ fn add(trials: &mut Vec<Trial>, name: &str, program: &Program, directives: &Dire
         trials
             .push(Trial::ignorable_test(name, move || trial(architecture, &program, &directives)));
     }
+}
+
+fn on_old_processors<'a>(
+    name: &'a str,
+    source: &'a Path,
+    directives: &'a Directives,
+) -> impl Iterator<Item = Trial> + 'a {
+    OLD_PROCESSORS.into_iter().map(move |processor| {
+        let program = Program::C(source.to_owned());
+        let mut directives = directives.clone();
+        directives.processor = Some(processor.to_owned());
+        if name == ON_TWO_PROCESSORS {
+            directives.processors = 2;
+        }
+        let architecture = Architecture::AArch64;
+        let name = format!("{}::{name}_on_{processor}", architecture.directory());
+        Trial::ignorable_test(name, move || trial(architecture, &program, &directives))
+    })
 }
 
 /// The C files of a directory, sorted. Finding none is an error, because nothing would be tested.

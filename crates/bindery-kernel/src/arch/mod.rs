@@ -8,6 +8,7 @@
 //! | `x86_64`, `aarch64` | the two |
 //! | `boot_tables` | for both: the mappings that the kernel makes at boot |
 //! | `delivery` | for both: what a signal frame is made of |
+//! | `exclusives` | for AArch64: loops instead of atomic instructions that the processor lacks |
 //! | `boot` | from the boot protocol to [`crate::start`] |
 //! | `cpu_check` | features without which the kernel cannot run |
 //! | `cpu_features` | optional features that it uses; `AT_HWCAP` |
@@ -90,6 +91,8 @@
 
 mod boot_tables;
 pub mod delivery;
+#[cfg(target_arch = "aarch64")]
+mod exclusives;
 pub mod probe;
 mod user_copy;
 

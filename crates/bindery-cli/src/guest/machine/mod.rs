@@ -5,6 +5,7 @@
 //! report the kernel has died, whatever QEMU's own exit status.
 
 pub mod control;
+pub mod models;
 
 mod emulator;
 mod watch;

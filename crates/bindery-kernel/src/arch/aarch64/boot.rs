@@ -6,20 +6,28 @@
 //! first fetch with the MMU on faults, since its physical address is not mapped. The exception
 //! leads to `landing`, at its linked address, which jumps to the address in `x27`.
 //!
+//! On a processor without atomic instructions, the first Rust code replaces them ([`exclusives`]).
+//! Until then the code is also writable, and the kernel uses no atomics except loads and stores.
+//!
 //! Linux, Documentation/arch/arm64/booting.rst, describes the header and the state at entry: MMU
 //! off, `x0` the physical address of the device tree, EL2 or EL1, interrupts masked.
 
-use core::arch::global_asm;
+use core::arch::{asm, global_asm};
+use core::ops::Range;
+use core::sync::atomic::Ordering;
 
-use bindery::addr::Frame;
-use bindery::arch::Level;
+use bindery::addr::{Frame, PAGE_SIZE};
+use bindery::arch::{Level, MemoryType, Permissions};
 
+use crate::arch::Ended;
 use crate::start;
 
 use super::super::boot_tables::Mapping;
+use super::super::exclusives::{self, Refusal};
 use super::page_tables::Table;
 use super::{
-    EntryFormat, context, entry, machine, page_copy, page_tables, per_cpu, smp, tlb, user_copy,
+    EntryFormat, context, control, cpu_features, entry, machine, page_copy, page_tables, per_cpu,
+    smp, tlb, user_copy,
 };
 
 /// Tables of pages for the image: 2 MiB each. `link/aarch64.ld` asserts that they suffice.
@@ -35,9 +43,14 @@ static mut STACK: Stack = Stack([0; STACK_SIZE]);
 static mut IMAGE_LEVEL_3: Table = Table::EMPTY;
 static mut IMAGE_LEVEL_2: Table = Table::EMPTY;
 static mut IMAGE_PAGES: [Table; IMAGE_TABLES] = [Table::EMPTY; IMAGE_TABLES];
+
 unsafe extern "C" {
     /// The entry of another CPU, its stack in `x0`.
     pub fn secondary_start();
+    /// The first word of the compiler's code.
+    static __instructions: u32;
+    /// The address one past all code.
+    static __text_end: u8;
 }
 
 /// `SCTLR_EL1`. On: M, C, SA, SA0, I, DZE, UCT, UCI, and the bits that are 1 in ARMv8.0 (EOS, EIS,
@@ -87,6 +100,13 @@ const TRANSLATION_CONTROL: u64 = 16
 /// linked address before these tables exist.
 const TABLE: u64 = EntryFormat::table_entry(Frame(0)).0;
 const CODE: u64 = Mapping::Code.leaf(Frame(0), Level::PTE).0;
+const WRITABLE_CODE: u64 = EntryFormat::kernel_leaf(
+    Frame(0),
+    Level::PTE,
+    Permissions::READ.union(Permissions::WRITE).union(Permissions::EXECUTE),
+    MemoryType::Normal,
+)
+.0;
 const CONSTANTS: u64 = Mapping::Constants.leaf(Frame(0), Level::PTE).0;
 const DATA: u64 = Mapping::Data.leaf(Frame(0), Level::PTE).0;
 
@@ -128,7 +148,12 @@ primary:
     ldr     x5, ={data}
     ldr     x6, ={constants}
     ldr     x7, ={code}
-    mov     x0, x20
+    mrs     x8, id_aa64isar0_el1
+    ubfx    x8, x8, #20, #4         // Atomic: 2 is FEAT_LSE
+    cmp     x8, #2
+    b.hs    14f
+    ldr     x7, ={writable_code}
+14: mov     x0, x20
 2:  cmp     x0, x3
     csel    x8, x6, x5, lo
     cmp     x0, x2
@@ -179,6 +204,7 @@ primary_high:
 secondary_start:
     mov     x19, x0
     bl      check_processor
+    bl      check_atomics
     bl      leave_hypervisor
     ldr     x27, =secondary_high
     b       enable_mmu
@@ -285,6 +311,7 @@ landing:
     pages = sym IMAGE_PAGES,
     table = const TABLE,
     code = const CODE,
+    writable_code = const WRITABLE_CODE,
     constants = const CONSTANTS,
     data = const DATA,
     tables = const IMAGE_TABLES,
@@ -308,10 +335,72 @@ landing:
 /// `device_tree` and `image` are physical addresses.
 extern "C" fn begin(device_tree: u64, image: u64) -> ! {
     page_tables::begin(image);
+    if !cpu_features::atomics() {
+        replace_atomics();
+    }
     per_cpu::begin(0);
     context::set_beginning(entry::begin_thread);
     page_copy::begin();
     user_copy::begin();
     tlb::begin();
     start::begin(&machine::read(device_tree))
+}
+
+/// Replaces the atomic instructions of the image by loops behind it.
+fn replace_atomics() {
+    page_tables::HAS_LOOPS.store(true, Ordering::Relaxed);
+    let code = (&raw const __instructions).addr()..(&raw const __text_end).addr();
+    let room =
+        (&raw const page_tables::__image_end).addr()..(&raw const page_tables::__loops_end).addr();
+    map(&room, WRITABLE_CODE);
+    tlb::publish_entries();
+    // SAFETY: both are mapped writable, and no other CPU runs. The code's words are otherwise read
+    // only as instructions, and the code on the way back has none of those that change. The room
+    // belongs to nothing else.
+    let (words, loops) = unsafe { (words(&code), words(&room)) };
+    match exclusives::replace(words, loops) {
+        Ok(_) => {}
+        Err(Refusal::Room) => refuse("the image has no room for loops: see link/aarch64.ld"),
+        Err(Refusal::Pair) => refuse("an atomic pair of words (CASP) has no loop"),
+    }
+    let whole = (&raw const page_tables::_start).addr()..code.end;
+    for range in [whole, room] {
+        page_copy::synchronize_at(range.start as u64, range.len() as u64);
+        map(&range, CODE);
+    }
+    // SAFETY: TLBs of this CPU may have the code as writable.
+    unsafe {
+        asm!("dsb ishst", "tlbi vmalle1", "dsb nsh", "isb", options(nostack, preserves_flags));
+    }
+}
+
+/// Maps pages of the image, or of the loops behind it, with the permissions of `leaf`.
+fn map(linked: &Range<usize>, leaf: u64) {
+    let image = (&raw const page_tables::_start).addr();
+    for at in linked.clone().step_by(PAGE_SIZE as usize) {
+        let page = (at - image) / PAGE_SIZE as usize;
+        let physical = page_tables::physical(core::ptr::without_provenance::<u8>(at));
+        let entry = (&raw mut IMAGE_PAGES).cast::<u64>().wrapping_add(page);
+        // SAFETY: `link/aarch64.ld` asserts that the tables have an entry for each page; the MMU
+        // only reads them.
+        unsafe { entry.write_volatile(leaf | physical & !(PAGE_SIZE - 1)) };
+    }
+}
+
+/// The words of the image, or of the room behind it, at linked addresses.
+///
+/// # Safety
+/// 1. The memory is mapped writable and used by nothing else.
+unsafe fn words(linked: &Range<usize>) -> &'static mut [u32] {
+    let start = core::ptr::with_exposed_provenance_mut(linked.start);
+    // SAFETY: the caller's promise.
+    unsafe { core::slice::from_raw_parts_mut(start, linked.len() / size_of::<u32>()) }
+}
+
+/// Ends the machine before it has a console.
+fn refuse(why: &str) -> ! {
+    for part in ["panic this processor has no atomic instructions (FEAT_LSE), and ", why, "\n"] {
+        part.bytes().for_each(control::write_control);
+    }
+    control::power_off(Ended::Failed)
 }

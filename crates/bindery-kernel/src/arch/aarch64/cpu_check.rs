@@ -1,13 +1,13 @@
 //! Features without which the kernel cannot run, checked before anything else.
 //!
-//! The compiler may use atomic instructions of ARMv8.1 anywhere, so this is assembly, which runs
-//! with the MMU off. If the processor lacks a feature, the kernel says so on the console and over
-//! the control channel, and the machine ends. Since the device tree is not read yet, the console's
-//! address is that of QEMU's `virt`.
+//! This is assembly, which runs with the MMU off. If the processor lacks a feature, the kernel says
+//! so on the console and over the control channel, and the machine ends. Since the device tree is
+//! not read yet, the console's address is that of QEMU's `virt`.
 
 use core::arch::global_asm;
 
 use super::control::semihosting::{APPLICATION_EXIT, EXIT_EXTENDED, WRITE_TEXT};
+use super::page_tables;
 
 /// The PL011 of QEMU's `virt`.
 const CONSOLE: u64 = 0x0900_0000;
@@ -21,11 +21,6 @@ global_asm!(
     // Returns if no feature is missing; changes x0 to x4.
     .global check_processor
 check_processor:
-    mrs     x1, id_aa64isar0_el1
-    ubfx    x1, x1, #20, #4         // Atomic: 2 is FEAT_LSE
-    cmp     x1, #2
-    adr     x0, without_atomics
-    b.lo    8f
     mrs     x1, id_aa64mmfr0_el1
     ubfx    x1, x1, #28, #4         // TGran4: all ones is none
     cmp     x1, #0xf
@@ -41,6 +36,20 @@ check_processor:
     adr     x0, without_vectors
     b.eq    8f
     ret
+
+    // The same for the atomic instructions of another CPU than the first.
+    .global check_atomics
+check_atomics:
+    mrs     x1, id_aa64isar0_el1
+    ubfx    x1, x1, #20, #4         // Atomic: 2 is FEAT_LSE
+    cmp     x1, #2
+    b.hs    7f
+    adrp    x1, {has_loops}
+    ldrb    w1, [x1, :lo12:{has_loops}]
+    adr     x0, without_atomics
+    cbz     w1, 8f
+7:  ret
+
 8:  mov     x2, #{console}
     add     x1, x0, #{mark}
 9:  ldrb    w3, [x1], #1
@@ -62,7 +71,7 @@ check_processor:
 failed:
     .quad   {application}, 1
 without_atomics:
-    .asciz  "panic this processor has no atomic instructions (FEAT_LSE): the kernel needs ARMv8.1 or newer\n"
+    .asciz  "panic this processor has no atomic instructions (FEAT_LSE), and the first one has them: the kernel needs them in all or in none\n"
 without_small_pages:
     .asciz  "panic this processor has no pages of 4 KiB (ID_AA64MMFR0_EL1.TGran4): the kernel needs them\n"
 without_floats:
@@ -71,6 +80,7 @@ without_vectors:
     .asciz  "panic this processor has no vectors (ID_AA64PFR0_EL1.AdvSIMD): programs need them\n"
     .balign 4
     "#,
+    has_loops = sym page_tables::HAS_LOOPS,
     console = const CONSOLE,
     mark = const MARK.len(),
     write = const WRITE_TEXT,

@@ -83,6 +83,11 @@ pub fn branch_target_identification() -> bool {
     ID_AA64PFR1_EL1.get() & 0xf != 0
 }
 
+/// Whether the CPU has the atomic instructions that the kernel is built with (FEAT_LSE).
+pub(super) fn atomics() -> bool {
+    ID_AA64ISAR0_EL1.get() >> 20 & 0xf >= 2
+}
+
 /// A number from the processor's random number generator. `None` if the processor has no generator,
 /// or if no number is ready.
 pub fn random_word() -> Option<u64> {

@@ -33,7 +33,7 @@ pub fn read(physical: u64) -> Information {
     let mut information = Information::EMPTY;
     let image = Stretch {
         start: page_tables::physical(&raw const page_tables::_start),
-        end: page_tables::physical(&raw const page_tables::__image_end),
+        end: page_tables::image_end(),
     };
     let tree_itself = Stretch { start: physical, end: physical + bytes.len() as u64 };
     information.initramfs = initramfs(tree);

@@ -103,7 +103,12 @@ const PIPT: u64 = 0b11;
 /// Makes instruction fetches of all CPUs see `length` bytes of memory from `physical` on, both
 /// whole pages.
 pub fn synchronize_instructions(physical: u64, length: u64) {
-    let start = direct_map(physical).as_ptr().expose_provenance() as u64;
+    synchronize_at(direct_map(physical).as_ptr().expose_provenance() as u64, length);
+}
+
+/// As [`synchronize_instructions`], for memory that the kernel has mapped at `start`.
+#[inline(always)]
+pub(super) fn synchronize_at(start: u64, length: u64) {
     let caches: u64;
     // SAFETY: reads a register.
     unsafe {
@@ -112,7 +117,7 @@ pub fn synchronize_instructions(physical: u64, length: u64) {
     let lines = |position: u32| (start..start + length).step_by(4 << (caches >> position & 0xf));
     if caches & IDC == 0 {
         for line in lines(DATA_LINE) {
-            // SAFETY: a write-back changes no content; the direct map has the address.
+            // SAFETY: a write-back changes no content; the address is mapped.
             unsafe { asm!("dc cvau, {}", in(reg) line, options(nostack, preserves_flags)) };
         }
     }

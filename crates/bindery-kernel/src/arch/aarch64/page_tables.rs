@@ -12,7 +12,7 @@
 //! exists; the kernel map maps all other devices.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bindery::addr::{Frame, PAGE_SIZE, VirtAddr};
 use bindery::arch::{Arch, Entry, Level};
@@ -44,7 +44,12 @@ unsafe extern "C" {
     pub static _start: u8;
     /// The address one past the image.
     pub static __image_end: u8;
+    /// The address one past the room for loops, which begins where the image ends.
+    pub static __loops_end: u8;
 }
+
+/// Whether loops behind the image replace its atomic instructions (see `boot`).
+pub static HAS_LOOPS: AtomicBool = AtomicBool::new(false);
 
 /// The address of physical memory in the upper half.
 pub const DIRECT_MAP: u64 = 0xffff_0000_0000_0000;
@@ -63,6 +68,12 @@ static LOAD_OFFSET: AtomicUsize = AtomicUsize::new(0);
 pub fn begin(image: u64) {
     let linked = &raw const _start as usize;
     LOAD_OFFSET.store((image as usize).wrapping_sub(linked), Ordering::Relaxed);
+}
+
+/// The physical address one past the image and its loops.
+pub fn image_end() -> u64 {
+    let has_loops = HAS_LOOPS.load(Ordering::Relaxed);
+    physical(if has_loops { &raw const __loops_end } else { &raw const __image_end })
 }
 
 /// The physical address of something in the image.
