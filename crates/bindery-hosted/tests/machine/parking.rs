@@ -1,15 +1,19 @@
 //! Threads sleep until they are woken, and a thread that is never woken is reported.
 
+use std::ops::ControlFlow;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{Tiny, X86_64};
 use bindery::platform::{Cpu, Platform};
-use bindery::{Access, AddressSpace, FrameRange, Memory};
+use bindery::sync::AlwaysOff;
+use bindery::{Access, AddressSpace, FillMode, FrameRange, Memory};
 use bindery::{UserfaultFeatures, UserfaultModes, UserfaultScope};
 use bindery_hosted::{Config, Machine, Walk, pass_on};
+use bindery_parts::{ParkedThread, ParkingBucket, ParkingTable, Scheduler};
 
 use crate::support::alone::aborted_alone;
 use crate::support::{GIB, MIB, fixed, options};
@@ -53,23 +57,105 @@ fn a_lost_thread_ends_the_process_with_names() {
     assert!(text.contains(&says), "{text}");
 }
 
-/// The hosted machine without `unpark`: every wake-up is lost.
-struct Deaf(Machine<X86_64<4>>);
+/// The hosted machine with a table in place of its own way to park. Without one, every wake-up is
+/// lost.
+struct Other {
+    machine: Machine<X86_64<4>>,
+    table: Option<&'static ParkingTable<'static, Threads>>,
+}
 
 // SAFETY: every method forwards to the machine, which meets the obligations; `park` may block
 // forever.
-unsafe impl Platform for Deaf {
+unsafe impl Platform for Other {
     type Arch = X86_64<4>;
     type Mutex = <Machine<X86_64<4>> as Platform>::Mutex;
     type SpinLock = <Machine<X86_64<4>> as Platform>::SpinLock;
 
-    pass_on! { 0:
+    pass_on! { machine:
         direct_map zero copy invalidate invalidate_local invalidate_kernel publish_entries cpu relax
-        park enter_read leave_read synchronize grace_period is_over seed fatal_signal
+        enter_read leave_read synchronize grace_period is_over seed fatal_signal
         allocation_may_wait frames_released
     }
 
-    fn unpark(&self, _word: *const AtomicU32) {}
+    fn park(&self, word: &AtomicU32, expected: u32) {
+        match self.table {
+            Some(table) => {
+                let _ = table.park(word, expected);
+            }
+            None => self.machine.park(word, expected),
+        }
+    }
+
+    fn unpark(&self, word: *const AtomicU32) {
+        if let Some(table) = self.table {
+            table.unpark(word);
+        }
+    }
+}
+
+/// The threads of two CPUs, which sleep by the means of the standard library.
+struct Threads {
+    machine: Machine<X86_64<4>>,
+    asleep: [Mutex<Option<Thread>>; 2],
+}
+
+impl Scheduler for Threads {
+    type Interrupts = AlwaysOff;
+
+    fn current(&self) -> Option<usize> {
+        Some(self.machine.cpu().0.into())
+    }
+
+    fn sleep(&self, is_woken: impl Fn() -> bool) -> ControlFlow<()> {
+        *self.asleep[usize::from(self.machine.cpu().0)].lock().unwrap() = Some(thread::current());
+        if !is_woken() {
+            thread::park();
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn wake(&self, thread: usize) {
+        if let Some(thread) = self.asleep[thread].lock().unwrap().take() {
+            thread.unpark();
+        }
+    }
+}
+
+/// A thread that faults waits for its handler, and the handler waits for the next fault.
+#[test]
+fn calls_wait_in_a_table_of_parts() {
+    const PAGES: u64 = 100;
+    static BUCKETS: [ParkingBucket; 2] = [const { ParkingBucket::new() }; 2];
+    static RECORDS: [ParkedThread; 2] = [const { ParkedThread::new() }; 2];
+    let machine = Machine::new(Config { cpus: 2, ..Config::default() });
+    let threads = Threads { machine: machine.clone(), asleep: Default::default() };
+    let table = &*Box::leak(Box::new(ParkingTable::new(threads, &BUCKETS, &RECORDS)));
+    let (first, count) = machine.frames();
+    let frames = [FrameRange { first, count }];
+    let platform = Other { machine: machine.clone(), table: Some(table) };
+    // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
+    let memory = unsafe { Memory::new(platform, &frames) }.unwrap();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let fd = space.userfault(UserfaultFeatures::empty(), UserfaultScope::All).unwrap();
+    space.mmap(&fixed(GIB, PAGES * 4096)).unwrap();
+    let at = |page| VirtAddr(GIB + page * 4096);
+    space.register_userfault(&fd, at(0), PAGES * 4096, UserfaultModes::MISSING).unwrap();
+    let handle = || {
+        for page in 0..PAGES {
+            fd.read().unwrap();
+            space.handler(&fd).fill_zeroes(at(page), 4096, FillMode::empty()).unwrap();
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| machine.on_cpu(Cpu(1), handle));
+        while table.parked() == 0 {
+            thread::yield_now();
+        }
+        for page in 0..PAGES {
+            space.fault(at(page), Access::Read).unwrap();
+        }
+    });
+    assert_eq!(table.parked(), 0);
 }
 
 #[test]
@@ -81,8 +167,9 @@ fn a_lost_wake_up_ends_the_process() {
         let machine = Machine::new(Config { cpus: 2, park_limit, ..Config::default() });
         let (first, count) = machine.frames();
         let frames = [FrameRange { first, count }];
+        let platform = Other { machine: machine.clone(), table: None };
         // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
-        let memory = unsafe { Memory::new(Deaf(machine.clone()), &frames) }.unwrap();
+        let memory = unsafe { Memory::new(platform, &frames) }.unwrap();
         let space = AddressSpace::new(&memory, options()).unwrap();
         let fd = space.userfault(UserfaultFeatures::empty(), UserfaultScope::All).unwrap();
         space.mmap(&fixed(GIB, 4096)).unwrap();

@@ -113,6 +113,7 @@ fn one_call_wakes_no_thread_twice() {
     let again = OnceLock::new();
     let wake = |thread| {
         let table: &ParkingTable<'_, Script<'_>> = again.get().copied().unwrap();
+        assert!(table.scheduler.woken.borrow().len() <= 40);
         park(table, thread as u32, &word);
     };
     let scheduler = Script { wake: &wake, ..script(&never_sleeps) };
