@@ -35,14 +35,8 @@ pub struct EventId {
 static EVENTS: Mutex<BTreeMap<EventId, Event>> = Mutex::new(BTreeMap::new());
 static SERIAL: AtomicU64 = AtomicU64::new(0);
 
-/// The time that the timer is set for; `u64::MAX` for none.
-static NEXT: AtomicU64 = AtomicU64::new(u64::MAX);
-
 /// The difference between the time of day and the time since power-on, in nanoseconds.
 static REAL_TIME_OFFSET: AtomicU64 = AtomicU64::new(0);
-
-/// The end of the running thread's time slice; `u64::MAX` for none.
-static TURN_ENDS: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// Reads the time of day.
 pub fn begin() {
@@ -101,20 +95,20 @@ pub fn expired() {
     set_timer();
 }
 
-/// Whether the timer's interrupt is pending. Interrupts are off in the kernel, so no code sees the
+/// Whether the interrupt of this CPU's timer is pending. Interrupts are off in the kernel, so no code sees the
 /// interrupt arrive.
 pub fn is_due() -> bool {
-    now() >= NEXT.load(Ordering::Relaxed)
+    now() >= arch::this_cpu().timer_at.load(Ordering::Relaxed)
 }
 
 /// The end of the running thread's time slice, if other threads wait.
 pub fn turn_ends() -> Option<u64> {
-    Some(TURN_ENDS.load(Ordering::Relaxed)).filter(|at| *at != u64::MAX)
+    Some(arch::this_cpu().turn_ends.load(Ordering::Relaxed)).filter(|at| *at != u64::MAX)
 }
 
 /// Sets [`turn_ends`], and the timer.
 pub fn set_turn_end(at: Option<u64>) {
-    TURN_ENDS.store(at.unwrap_or(u64::MAX), Ordering::Relaxed);
+    arch::this_cpu().turn_ends.store(at.unwrap_or(u64::MAX), Ordering::Relaxed);
     set_timer();
 }
 
@@ -124,7 +118,7 @@ fn set_timer() {
     let event = EVENTS.lock().first_key_value().map(|(id, _)| id.at);
     let turn = turn_ends();
     let next = [event, turn].into_iter().flatten().min();
-    NEXT.store(next.unwrap_or(u64::MAX), Ordering::Relaxed);
+    arch::this_cpu().timer_at.store(next.unwrap_or(u64::MAX), Ordering::Relaxed);
     arch::set_timer(next);
 }
 

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `x86_64`, `aarch64` | the two |
 //! | `boot_tables` | for both: the mappings that the kernel makes at boot |
+//! | `cpu_record` | for both: the record of a CPU |
 //! | `delivery` | for both: what a signal frame is made of |
 //! | `exclusives` | for AArch64: loops instead of atomic instructions that the processor lacks |
 //! | `boot` | from the boot protocol to [`crate::start`] |
@@ -63,6 +64,8 @@
 //! | `synchronize_instructions(physical, length)` | instruction fetches of all CPUs see what was written |
 //! | `publish_entries()` | makes table writes visible to walkers |
 //! | `cpu() -> u16` | the number of the calling CPU |
+//! | `this_cpu() -> &CpuRecord` | the record of the calling CPU |
+//! | `running() -> *mut ()` | the running thread, from that record |
 //! | `smp::start_other_cpus(count)` | starts the other CPUs; each reports on the console and idles |
 //! | `wait_for_interrupt() -> bool` | interrupts on, sleep, off again: the idle loop; whether the caller serves the timer |
 //! | `nanoseconds() -> u64` | since power-on, monotonic |
@@ -90,6 +93,7 @@
 //! | `return_addresses(FnMut(u64))` | the return addresses above the caller, for a panic |
 
 mod boot_tables;
+mod cpu_record;
 pub mod delivery;
 #[cfg(target_arch = "aarch64")]
 mod exclusives;

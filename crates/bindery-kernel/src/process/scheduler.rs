@@ -9,9 +9,10 @@ use alloc::sync::Arc;
 use core::cell::UnsafeCell;
 use core::ops::Deref;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use bindery::TlbOnLeave;
+use bindery::platform::MAX_CPUS;
 
 use crate::arch;
 use crate::memory::Space;
@@ -26,23 +27,14 @@ const TURN: u64 = 10_000_000;
 
 static READY: Mutex<VecDeque<Arc<Thread>>> = Mutex::new(VecDeque::new());
 
-/// The running thread; null in the idle loop. Points into the [`Arc`] of [`Running`].
-static CURRENT: AtomicPtr<Thread> = AtomicPtr::new(ptr::null_mut());
-
-/// The time when the running thread was scheduled.
-static RUNS_SINCE: AtomicU64 = AtomicU64::new(0);
-
 /// The number of faults of all programs.
 static PAGE_FAULTS: AtomicU64 = AtomicU64::new(0);
-
-/// The value of the fault counter when the running thread was scheduled.
-static FAULTS_AT_SWITCH: AtomicU64 = AtomicU64::new(0);
 
 /// The number of threads that have yielded the CPU in the middle of a call of the core
 /// ([`yield_if_due`]).
 static YIELDED: AtomicU32 = AtomicU32::new(0);
 
-/// The state of the first CPU: the running thread, and the loaded address space.
+/// The scheduler's part of a CPU's state: the running thread, and the loaded address space.
 struct Running {
     thread: Option<Arc<Thread>>,
     /// The previous thread; it must not be dropped while the CPU is still on its stack.
@@ -51,17 +43,31 @@ struct Running {
     idle: arch::Context,
 }
 
-struct FirstCpu(UnsafeCell<Running>);
+struct OfCpu(UnsafeCell<Running>);
 
-// SAFETY: touched only by the first CPU, in the kernel, which nothing preempts.
-unsafe impl Sync for FirstCpu {}
+// SAFETY: touched only by the CPU itself, in the kernel, which nothing preempts.
+unsafe impl Sync for OfCpu {}
 
-static FIRST_CPU: FirstCpu = FirstCpu(UnsafeCell::new(Running {
-    thread: None,
-    previous: None,
-    space: None,
-    idle: arch::Context::EMPTY,
-}));
+static CPUS: [OfCpu; MAX_CPUS] = [const {
+    OfCpu(UnsafeCell::new(Running {
+        thread: None,
+        previous: None,
+        space: None,
+        idle: arch::Context::EMPTY,
+    }))
+}; MAX_CPUS];
+
+/// The state of the calling CPU. After a sleep the caller may run on another CPU.
+#[inline]
+fn of_this_cpu() -> *mut Running {
+    CPUS[usize::from(arch::cpu()) % MAX_CPUS].0.get()
+}
+
+/// The running thread; null in the idle loop. Points into the [`Arc`] of [`Running`].
+#[inline]
+fn running() -> *const Thread {
+    arch::running().cast_const().cast()
+}
 
 /// The running thread, valid until the thread yields the CPU for the last time.
 pub struct Current(&'static Thread, core::marker::PhantomData<*const ()>);
@@ -81,9 +87,9 @@ impl Deref for Current {
 /// In the idle loop, which is not a thread.
 #[inline]
 pub fn current() -> Current {
-    let thread = CURRENT.load(Ordering::Relaxed);
+    let thread = running();
     assert!(!thread.is_null(), "no thread runs");
-    // SAFETY: `FIRST_CPU` holds the thread's `Arc` as long as it runs, and the caller is that
+    // SAFETY: `Running` holds the thread's `Arc` as long as it runs, and the caller is that
     // thread: `Current` can be sent to no other.
     Current(unsafe { &*thread }, core::marker::PhantomData)
 }
@@ -100,7 +106,7 @@ pub fn current_thread() -> Arc<Thread> {
 
 /// Whether a thread runs (not the idle loop, and not the boot).
 pub fn is_in_thread() -> bool {
-    !CURRENT.load(Ordering::Relaxed).is_null()
+    !running().is_null()
 }
 
 /// Panics if the unusable `address` shows that the running thread's kernel stack has overflowed.
@@ -124,8 +130,8 @@ pub fn count_page_fault() {
 
 /// Nanoseconds since the thread got the CPU; 0 for a thread that does not have the CPU.
 pub(super) fn time_of_this_run(thread: &Thread) -> u64 {
-    if ptr::eq(CURRENT.load(Ordering::Relaxed), thread) {
-        time::now().saturating_sub(RUNS_SINCE.load(Ordering::Relaxed))
+    if ptr::eq(running(), thread) {
+        time::now().saturating_sub(arch::this_cpu().runs_since.load(Ordering::Relaxed))
     } else {
         0
     }
@@ -133,8 +139,8 @@ pub(super) fn time_of_this_run(thread: &Thread) -> u64 {
 
 /// Faults of the thread since it was scheduled; 0 if it does not run.
 pub(super) fn faults_of_this_run(thread: &Thread) -> u64 {
-    if ptr::eq(CURRENT.load(Ordering::Relaxed), thread) {
-        page_faults() - FAULTS_AT_SWITCH.load(Ordering::Relaxed)
+    if ptr::eq(running(), thread) {
+        page_faults() - arch::this_cpu().faults_at_switch.load(Ordering::Relaxed)
     } else {
         0
     }
@@ -148,8 +154,8 @@ pub(super) fn is_running(process: &Process) -> bool {
 /// The address space whose tables are loaded: that of the running thread.
 #[inline]
 pub fn with_space<T>(use_it: impl FnOnce(&Space) -> T) -> T {
-    // SAFETY: see `FirstCpu`; the reference is not used once anything else runs.
-    let space = match unsafe { &(*FIRST_CPU.0.get()).space } {
+    // SAFETY: see `OfCpu`; the reference is not used once anything else runs.
+    let space = match unsafe { &(*of_this_cpu()).space } {
         Some(space) => Arc::as_ptr(space),
         None => panic!("no address space is loaded"),
     };
@@ -266,8 +272,8 @@ pub fn unload_space() {
 }
 
 fn load(space: Option<Arc<Space>>) {
-    // SAFETY: see `FirstCpu`; the reference ends before anything else runs.
-    let loaded = unsafe { &mut (*FIRST_CPU.0.get()).space };
+    // SAFETY: see `OfCpu`; the reference ends before anything else runs.
+    let loaded = unsafe { &mut (*of_this_cpu()).space };
     if let (Some(new), Some(old)) = (&space, &*loaded)
         && Arc::ptr_eq(new, old)
     {
@@ -304,8 +310,8 @@ pub fn idle(at_rest: fn()) -> ! {
 /// Runs the next thread. The running thread is in the queue, asleep, or at its end.
 fn switch() {
     let next = READY.lock().pop_front();
-    let cpu = FIRST_CPU.0.get();
-    // SAFETY: see `FirstCpu`; all references here end before the switch.
+    let cpu = of_this_cpu();
+    // SAFETY: see `OfCpu`; all references here end before the switch.
     let (from, to) = unsafe {
         let running = &mut *cpu;
         if let (Some(next), Some(now)) = (&next, &running.thread)
@@ -333,9 +339,10 @@ fn switch() {
             None => &raw const running.idle,
         };
         let pointer = next.as_ref().map_or(ptr::null(), Arc::as_ptr);
-        CURRENT.store(pointer.cast_mut(), Ordering::Relaxed);
-        RUNS_SINCE.store(time::now(), Ordering::Relaxed);
-        FAULTS_AT_SWITCH.store(page_faults(), Ordering::Relaxed);
+        let record = arch::this_cpu();
+        record.running.store(pointer.cast_mut().cast(), Ordering::Relaxed);
+        record.runs_since.store(time::now(), Ordering::Relaxed);
+        record.faults_at_switch.store(page_faults(), Ordering::Relaxed);
         running.thread = next;
         running.previous = previous;
         (from, to)
@@ -350,8 +357,8 @@ fn switch() {
 /// Completes a switch on the stack of the new thread. The previous thread may now be dropped. A new
 /// thread calls it from its first instruction in the kernel (`arch::prepare`).
 pub extern "C" fn finish_switch() {
-    // SAFETY: see `FirstCpu`.
-    let previous = unsafe { (*FIRST_CPU.0.get()).previous.take() };
+    // SAFETY: see `OfCpu`.
+    let previous = unsafe { (*of_this_cpu()).previous.take() };
     drop(previous);
     if is_in_thread() {
         timer::arrived();

@@ -338,7 +338,7 @@ extern "C" fn begin(device_tree: u64, image: u64) -> ! {
     if !cpu_features::atomics() {
         replace_atomics();
     }
-    per_cpu::begin(0);
+    per_cpu::begin(&per_cpu::FIRST);
     context::set_beginning(entry::begin_thread);
     page_copy::begin();
     user_copy::begin();

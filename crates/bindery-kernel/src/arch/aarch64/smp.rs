@@ -7,6 +7,7 @@ use aarch64_cpu::registers::{MPIDR_EL1, Readable};
 
 use crate::{log, self_test};
 
+use super::super::cpu_record::CpuRecord;
 use super::{boot, control, interrupts, machine, page_tables, per_cpu};
 
 #[repr(align(16))]
@@ -48,7 +49,7 @@ pub fn start_other_cpus(_count: usize) {
 
 /// Continues after the entry code of another CPU.
 pub extern "C" fn secondary(number: usize) -> ! {
-    per_cpu::begin(number as u64);
+    per_cpu::begin(Box::leak(Box::new(CpuRecord::new(number as u64))));
     interrupts::begin_cpu();
     self_test::registers();
     log!("CPU {number} is up");

@@ -5,6 +5,7 @@ use core::arch::asm;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use super::super::cpu_record::CpuRecord;
 use x86_64::PrivilegeLevel;
 use x86_64::VirtAddr;
 use x86_64::instructions::tables::{lgdt, lidt, load_tss};
@@ -29,8 +30,8 @@ const TASK: u16 = 7 << 3;
 pub const VECTORS: usize = 48;
 
 /// Offsets in the block that GS points to.
-pub(super) const KERNEL_STACK: usize = 0;
-pub(super) const USER_STACK: usize = 8;
+pub(super) const KERNEL_STACK: usize = offset_of!(Local, kernel_stack);
+pub(super) const USER_STACK: usize = offset_of!(Local, user_stack);
 
 /// A stack.
 #[repr(C, align(16))]
@@ -43,23 +44,22 @@ impl<const SIZE: usize> Stack<SIZE> {
     }
 }
 
-/// The block that GS points to. The entry code knows the first two fields by their offsets.
+/// The block that GS points to.
 #[repr(C)]
 pub struct Local {
+    /// The address of the block, since no instruction loads the base of GS cheaply.
+    this: *const Self,
     /// The top of the running thread's kernel stack.
     kernel_stack: u64,
     /// Scratch space for a program's stack pointer during entry.
     user_stack: u64,
-    number: u64,
+    record: CpuRecord,
     task: TaskStateSegment,
     segments: [u64; 9],
     /// The stack of double faults and of exceptions that cannot be masked, which may arrive with
     /// any value in the stack pointer.
     stacks: [Stack<8192>; 2],
 }
-
-const _: () = assert!(offset_of!(Local, kernel_stack) == KERNEL_STACK);
-const _: () = assert!(offset_of!(Local, user_stack) == USER_STACK);
 
 static mut FIRST: Local = Local::new(0);
 
@@ -70,9 +70,10 @@ impl Local {
     /// The block of CPU `number`.
     pub const fn new(number: u64) -> Self {
         Self {
+            this: core::ptr::null(),
             kernel_stack: 0,
             user_stack: 0,
-            number,
+            record: CpuRecord::new(number),
             task: TaskStateSegment::new(),
             segments: [0; 9],
             stacks: [const { Stack::new() }; 2],
@@ -87,6 +88,7 @@ impl Local {
     pub unsafe fn load(this: *mut Self) {
         // SAFETY: the caller's promise; the descriptors and stacks belong to the block.
         unsafe {
+            (*this).this = this;
             for index in 0..2 {
                 let top = (&raw mut (*this).stacks[index]).add(1);
                 (*this).task.interrupt_stack_table[index] = VirtAddr::new(top as u64);
@@ -178,13 +180,39 @@ fn gate(handler: u64, stack: u64, privilege: PrivilegeLevel) -> u128 {
 /// The number of the calling CPU.
 #[inline]
 pub fn cpu() -> u16 {
+    const NUMBER: usize = offset_of!(Local, record) + offset_of!(CpuRecord, number);
     let number: u32;
     // SAFETY: in the kernel GS points to this CPU's block.
     unsafe {
-        asm!("mov {:e}, gs:[{}]", out(reg) number, const offset_of!(Local, number),
+        asm!("mov {:e}, gs:[{}]", out(reg) number, const NUMBER,
             options(pure, readonly, nostack, preserves_flags));
     }
     number as u16
+}
+
+/// The record of the calling CPU. After a sleep the caller may run on another CPU.
+#[inline]
+pub fn this_cpu() -> &'static CpuRecord {
+    let this: *const Local;
+    // SAFETY: as in `cpu`. The block stays there forever, and its record is only shared.
+    unsafe {
+        asm!("mov {}, gs:[{}]", out(reg) this, const offset_of!(Local, this),
+            options(pure, readonly, nostack, preserves_flags));
+        &(*this).record
+    }
+}
+
+/// The running thread, as [`CpuRecord::running`] has it.
+#[inline]
+pub fn running() -> *mut () {
+    const RUNNING: usize = offset_of!(Local, record) + offset_of!(CpuRecord, running);
+    let running: *mut ();
+    // SAFETY: as in `cpu`. One instruction, since system calls ask for the thread several times.
+    unsafe {
+        asm!("mov {}, gs:[{}]", out(reg) running, const RUNNING,
+            options(pure, readonly, nostack, preserves_flags));
+    }
+    running
 }
 
 /// Sets the stack on which this CPU enters the kernel from a program: by system calls, and by
