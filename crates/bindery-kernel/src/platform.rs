@@ -11,7 +11,7 @@ use bindery::sync::SpinLock;
 use spin::Once;
 
 use crate::sync::{self, SleepingLock};
-use crate::{arch, options, time};
+use crate::{arch, kernel_lock, options, time};
 
 /// The thread services that memory management needs.
 pub trait Threads: Sync {
@@ -61,12 +61,14 @@ pub struct Machine;
 // SAFETY:
 // 1. The direct map covers all memory. The boot code makes it and nothing removes it; the frames
 //    are the free memory of the boot protocol, without image, heap and initramfs.
-// 2. Programs run only on the first CPU, so its TLB is the only one that can hold a translation of
-//    a program's address; `arch::invalidate` waits until it is flushed. The kernel's own addresses
-//    are the same for all CPUs, and each may have walked them speculatively, so
+// 2. `arch::invalidate` waits until the caller's TLB is flushed, and `arch::invalidate_on_others`
+//    those of the other CPUs in the set, which answer in an interrupt handler or while they wait
+//    for the kernel's lock. Without that lock only the first CPU runs programs. The kernel's own
+//    addresses are the same for all CPUs, and each may have walked them speculatively, so
 //    `arch::invalidate_kernel` flushes every running CPU, idle or not, and waits for all.
-// 3. No thread is preempted in the kernel, and none sleeps in a read section, so the caller of
-//    `synchronize` or `is_over` runs on the only CPU that enters sections, outside of any.
+// 3. No thread is preempted in the kernel, none sleeps in a read section, and all code of the
+//    kernel but the answers to requests holds the kernel's lock. So the caller of `synchronize` or
+//    `is_over` runs on the only CPU that enters sections, outside of any.
 // 4. `arch::cpu` reads the CPU's own register.
 // 5. The kernel root is the boot code's, which nothing frees.
 unsafe impl Platform for Machine {
@@ -107,9 +109,11 @@ unsafe impl Platform for Machine {
 
     #[inline]
     fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {
-        // Only this CPU runs programs; the set shows whether it has loaded this root at all.
         if cpus.contains(self.cpu()) {
             arch::invalidate(root, what);
+        }
+        if kernel_lock::is_used() {
+            arch::invalidate_on_others(root, cpus, what);
         }
     }
 

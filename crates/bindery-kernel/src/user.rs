@@ -184,19 +184,22 @@ pub fn write<T: Plain>(at: u64, value: &T) -> Result<(), Errno> {
     write_bytes(at, bytes_of(value))
 }
 
-/// Changes a word of the running program; `change` returns `None` to leave it. No other thread runs
-/// between the last read of the word and the write. Returns the old word.
+/// Changes an aligned word of the running program in one step; `change` returns `None` to leave it.
+/// Returns the old word.
 pub fn update(at: u64, mut change: impl FnMut(u32) -> Option<u32>) -> Result<u32, Errno> {
     loop {
         let old = read::<u32>(at)?;
         let Some(new) = change(old) else { return Ok(old) };
-        let bytes = bytes_of(&new);
-        // SAFETY: the bytes are those of `new`.
-        let done = unsafe { put(at, bytes.as_ptr(), bytes.len()) };
-        if done == bytes.len() {
-            return Ok(old);
+        if within(at, size_of::<u32>()) < size_of::<u32>() || !at.is_multiple_of(4) {
+            return Err(Errno::EFAULT);
         }
-        fault_in(at.wrapping_add(done as u64), Access::Write)?;
+        // SAFETY: an aligned word below the end of programs' addresses.
+        match unsafe { arch::exchange_in_user(at, old, new) } {
+            Some(found) if found == old => return Ok(old),
+            // A thread on another CPU has changed the word.
+            Some(_) => {}
+            None => fault_in(at, Access::Write)?,
+        }
     }
 }
 

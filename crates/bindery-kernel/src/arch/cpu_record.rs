@@ -12,6 +12,8 @@ pub struct CpuRecord {
     pub running: AtomicPtr<()>,
     /// The time when the running thread was scheduled, in nanoseconds since power-on.
     pub runs_since: AtomicU64,
+    /// The number of faults of programs on the CPU.
+    pub page_faults: AtomicU64,
     /// The value of the fault counter when the running thread was scheduled.
     pub faults_at_switch: AtomicU64,
     /// The end of the running thread's time slice; `u64::MAX` for none.
@@ -28,6 +30,7 @@ impl CpuRecord {
         Self {
             running: AtomicPtr::new(core::ptr::null_mut()),
             runs_since: AtomicU64::new(0),
+            page_faults: AtomicU64::new(0),
             faults_at_switch: AtomicU64::new(0),
             turn_ends: AtomicU64::new(u64::MAX),
             timer_at: AtomicU64::new(u64::MAX),

@@ -8,6 +8,7 @@
 //! | `x86_64`, `aarch64` | the two |
 //! | `boot_tables` | for both: the mappings that the kernel makes at boot |
 //! | `cpu_record` | for both: the record of a CPU |
+//! | `requests` | for both: requests of one CPU to others |
 //! | `delivery` | for both: what a signal frame is made of |
 //! | `exclusives` | for AArch64: loops instead of atomic instructions that the processor lacks |
 //! | `boot` | from the boot protocol to [`crate::start`] |
@@ -46,6 +47,7 @@
 //! | `direct_map(physical) -> NonNull<u8>` | where the kernel reads and writes physical memory |
 //! | `zero`, `copy` | whole frames, by the fastest plain instructions |
 //! | `copy_to_user`, `copy_from_user` | by addresses of the running program, until the first fault |
+//! | `exchange_in_user(at, old, new)` | one word of the running program, in one step |
 //! | `probe::load`, `store`, `call` | one access that may fault, of the self-test at boot |
 //! | `RETURN` | instructions that return to their caller at once |
 //! | `decode_fault(u64) -> AccessFault` | what the processor says of a fault |
@@ -59,6 +61,7 @@
 //! | `disk::find()`, `disk::Found` | the disk, its transport, and the route of its interrupt |
 //! | `load_root(Frame)`, `unload_root()` | loads a program's tables; loads those of no program |
 //! | `invalidate(root, &Invalidation)` | this CPU's TLB (AArch64: all CPUs' TLBs) |
+//! | `invalidate_on_others(root, &CpuSet, &Invalidation)` | the TLBs of other CPUs |
 //! | `invalidate_kernel(&Invalidation)` | all CPUs' TLBs, for addresses of the kernel |
 //! | `invalidate_local(root, &Invalidation)` | this CPU's TLB, for a few addresses of a program or the kernel |
 //! | `synchronize_instructions(physical, length)` | instruction fetches of all CPUs see what was written |
@@ -67,7 +70,11 @@
 //! | `this_cpu() -> &CpuRecord` | the record of the calling CPU |
 //! | `running() -> *mut ()` | the running thread, from that record |
 //! | `smp::start_other_cpus(count)` | starts the other CPUs; each reports on the console and idles |
-//! | `wait_for_interrupt() -> bool` | interrupts on, sleep, off again: the idle loop; whether the caller serves the timer |
+//! | `sleep()` | sleeps until an interrupt arrives: the idle loop, without the kernel's lock |
+//! | `after_sleep() -> bool` | with the lock: whether the caller has to serve the timer |
+//! | `interrupt(cpu)` | makes another CPU look for work |
+//! | `answer()` | answers requests of other CPUs, while this one waits with interrupts off |
+//! | `order_others()` | a barrier on all other CPUs |
 //! | `nanoseconds() -> u64` | since power-on, monotonic |
 //! | `real_time() -> u64` | seconds since 1970 by the machine's clock, read at boot |
 //! | `set_timer(Option<u64>)` | the next timer interrupt of this CPU, in [`nanoseconds`] |
@@ -98,9 +105,12 @@ pub mod delivery;
 #[cfg(target_arch = "aarch64")]
 mod exclusives;
 pub mod probe;
+mod requests;
 mod user_copy;
 
-pub use user_copy::{copy_bytes, copy_from_user, copy_to_user};
+pub use cpu_record::CpuRecord;
+pub use requests::others;
+pub use user_copy::{copy_bytes, copy_from_user, copy_to_user, exchange_in_user};
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

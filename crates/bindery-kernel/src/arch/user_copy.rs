@@ -10,6 +10,9 @@ unsafe extern "C" {
     fn copy_to_program(to: u64, from: *const u8, length: usize) -> usize;
     /// Copies from a program; returns how many bytes are left.
     fn copy_from_program(to: *mut u8, from: u64, length: usize) -> usize;
+    /// Writes `new` to an aligned word of a program if it is `old`. Returns the word that was there,
+    /// or a value above 32 bits after a fault.
+    fn exchange_in_program(at: u64, old: u32, new: u32) -> u64;
 }
 
 /// Copies to addresses of the program. Returns the number of bytes copied before the first byte
@@ -34,6 +37,16 @@ pub unsafe fn copy_to_user(to: u64, from: *const u8, length: usize) -> usize {
 pub unsafe fn copy_from_user(to: *mut u8, from: u64, length: usize) -> usize {
     // SAFETY: the caller's promise.
     length - unsafe { copy_from_program(to, from, length) }
+}
+
+/// Writes `new` to a word of the program in one step if the word is `old`. Returns the word that was
+/// there; `None` if the word cannot be written.
+///
+/// # Safety
+/// 1. The word at `at` is aligned, and lies below the end of programs' addresses.
+pub unsafe fn exchange_in_user(at: u64, old: u32, new: u32) -> Option<u32> {
+    // SAFETY: the caller's promise.
+    u32::try_from(unsafe { exchange_in_program(at, old, new) }).ok()
 }
 
 /// Copies bytes of the kernel that may change during the copy.

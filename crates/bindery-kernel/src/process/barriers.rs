@@ -1,10 +1,11 @@
-//! `membarrier(2)`. One CPU runs programs, and a context switch is a barrier of every kind. So the
-//! kernel only has to record which process has registered for which barriers.
+//! `membarrier(2)`. A context switch is a barrier of every kind. So the kernel has to record which
+//! process has registered for which barriers, and to make all other CPUs execute one.
 
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{self, AtomicU32, Ordering};
 
 use crate::errno::{Errno, Outcome};
+use crate::{arch, kernel_lock};
 
 use super::scheduler;
 
@@ -54,6 +55,14 @@ impl Barriers {
     }
 }
 
+/// A barrier on all CPUs. The entry to the kernel and the return from it are those of this one.
+fn order_all() {
+    atomic::fence(Ordering::SeqCst);
+    if kernel_lock::is_used() {
+        arch::order_others();
+    }
+}
+
 /// `membarrier(2)`.
 ///
 /// # Errors
@@ -74,10 +83,14 @@ pub(super) fn membarrier(command: u64, flags: u64) -> Outcome {
             let plain = if synchronized { REGISTER_PRIVATE_EXPEDITED } else { 0 };
             return Ok(u64::from(registered | plain));
         }
-        GLOBAL | GLOBAL_EXPEDITED => {}
-        PRIVATE_EXPEDITED => barriers.is_registered(REGISTER_PRIVATE_EXPEDITED)?,
+        GLOBAL | GLOBAL_EXPEDITED => order_all(),
+        PRIVATE_EXPEDITED => {
+            barriers.is_registered(REGISTER_PRIVATE_EXPEDITED)?;
+            order_all();
+        }
         PRIVATE_EXPEDITED_SYNC_CORE => {
             barriers.is_registered(REGISTER_PRIVATE_EXPEDITED_SYNC_CORE)?;
+            order_all();
         }
         register @ (REGISTER_GLOBAL_EXPEDITED
         | REGISTER_PRIVATE_EXPEDITED

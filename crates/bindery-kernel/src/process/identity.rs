@@ -1,6 +1,7 @@
 //! Process groups, sessions, names and pidfds; `uname`, `sysinfo` and the scheduling calls.
 
 use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
 
 use bindery_linux as linux;
 use linux_raw_sys::general::{O_NONBLOCK, SCHED_BATCH, SCHED_IDLE, SCHED_NORMAL};
@@ -9,7 +10,7 @@ use linux_raw_sys::prctl::{
     PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG,
 };
 
-use crate::arch::PLATFORM_NAME;
+use crate::arch::{self, PLATFORM_NAME};
 use crate::errno::{Errno, Outcome};
 use crate::files;
 use crate::memory::{Space, memory};
@@ -18,7 +19,10 @@ use crate::{time, user};
 
 use super::credentials::may_be_looked_into;
 use super::signal::MAXIMUM;
-use super::{Capability, Process, all, credentials, find, may_look_into, name, scheduler, table};
+use super::{
+    Capability, Process, Thread, all, cpus, credentials, find, may_look_into, name, scheduler,
+    table,
+};
 
 /// The referent of a pidfd.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -217,44 +221,49 @@ pub(super) fn sysinfo(at: u64) -> Outcome {
     Ok(0)
 }
 
-/// Checks that a thread with this number exists; 0 is the running one.
-fn thread_is_there(id: u64) -> Result<(), Errno> {
-    let id = id as i32;
-    let there = id == 0 || id > 0 && table::find_thread(id as u32).is_some();
-    if id < 0 {
-        Err(Errno::EINVAL)
-    } else if there {
-        Ok(())
-    } else {
-        Err(Errno::ESRCH)
+/// The thread with this number; 0 is the running one.
+fn thread_of(id: u64) -> Result<Arc<Thread>, Errno> {
+    match id as i32 {
+        0 => Ok(scheduler::current_thread()),
+        id => {
+            let id = u32::try_from(id).map_err(|_| Errno::EINVAL)?;
+            table::find_thread(id).ok_or(Errno::ESRCH)
+        }
     }
 }
 
-/// `sched_getaffinity(2)`: programs run on the first CPU.
+/// `sched_getaffinity(2)`.
 pub(super) fn sched_getaffinity(id: u64, length: u64, at: u64) -> Outcome {
     if (length as u32) < 8 || !length.is_multiple_of(8) {
         return Err(Errno::EINVAL);
     }
-    thread_is_there(id)?;
-    user::write(at, &1_u64)?;
+    let allowed = thread_of(id)?.allowed.load(Ordering::Relaxed);
+    user::write(at, &(allowed & cpus::online()))?;
     Ok(8)
 }
 
-/// `sched_setaffinity(2)`: accepts any set with the first CPU.
+/// `sched_setaffinity(2)`: accepts any set with a CPU that is online.
 pub(super) fn sched_setaffinity(id: u64, length: u64, at: u64) -> Outcome {
-    thread_is_there(id)?;
-    let first = if length == 0 { 0 } else { user::read::<u8>(at)? };
-    if first & 1 == 0 { Err(Errno::EINVAL) } else { Ok(0) }
+    let thread = thread_of(id)?;
+    let mut bytes = [0; 8];
+    let length = (length as usize).min(bytes.len());
+    user::read_bytes(at, &mut bytes[..length])?;
+    let wanted = u64::from_le_bytes(bytes) & cpus::online();
+    if wanted == 0 {
+        return Err(Errno::EINVAL);
+    }
+    cpus::set_allowed(&thread, wanted);
+    Ok(0)
 }
 
 /// `sched_getscheduler(2)`: there is only one policy.
 pub(super) fn sched_getscheduler(id: u64) -> Outcome {
-    thread_is_there(id).map(|()| 0)
+    thread_of(id).map(|_| 0)
 }
 
 /// `sched_setscheduler(2)`.
 pub(super) fn sched_setscheduler(id: u64, policy: u64, at: u64) -> Outcome {
-    thread_is_there(id)?;
+    thread_of(id)?;
     let priority = user::read::<i32>(at)?;
     match policy as u32 {
         SCHED_NORMAL | SCHED_BATCH | SCHED_IDLE if priority == 0 => Ok(0),
@@ -266,7 +275,7 @@ pub(super) fn sched_setscheduler(id: u64, policy: u64, at: u64) -> Outcome {
 
 /// `sched_getparam(2)`.
 pub(super) fn sched_getparam(id: u64, at: u64) -> Outcome {
-    thread_is_there(id)?;
+    thread_of(id)?;
     user::write(at, &0_i32)?;
     Ok(0)
 }
@@ -282,9 +291,9 @@ pub(super) fn priority_limit(policy: u64, real_time: u64) -> Outcome {
 
 /// `getcpu(2)`.
 pub(super) fn getcpu(cpu_at: u64, node_at: u64) -> Outcome {
-    for at in [cpu_at, node_at] {
+    for (at, number) in [(cpu_at, u32::from(arch::cpu())), (node_at, 0)] {
         if at != 0 {
-            user::write(at, &0_u32)?;
+            user::write(at, &number)?;
         }
     }
     Ok(0)

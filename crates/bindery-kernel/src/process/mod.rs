@@ -5,6 +5,8 @@
 //! | [`state`] | a process, and what changes in its life |
 //! | [`thread`] | a thread and its kernel stack |
 //! | [`scheduler`] | which thread runs |
+//! | [`cpus`] | the CPUs that run threads |
+//! | [`ready`] | the run queue |
 //! | [`wait_queue`] | sleep until an event |
 //! | [`parking`] | sleep until a word of the kernel changes |
 //! | [`table`] | all processes and threads, by number |
@@ -32,7 +34,8 @@
 //! | [`calls`] | the system calls, by number |
 //!
 //! # No preemption
-//! The kernel is not preempted, so code between two sleeps is atomic. Each call of the core that
+//! The kernel is not preempted, and one CPU at a time runs it ([`crate::kernel_lock`]), so code
+//! between two sleeps is atomic. Programs run on other CPUs meanwhile. Each call of the core that
 //! allocates is a sleep, because reclaim yields the CPU; so is each copy to or from a program.
 //! `docs/kernel.md` lists the consequences for each part. The locks of this directory only guard
 //! against reentry by their own holder. No lock is held across a sleep, or while another function
@@ -42,6 +45,7 @@ pub mod background;
 mod barriers;
 pub mod calls;
 mod clone;
+pub mod cpus;
 mod credentials;
 mod deliver;
 mod end;
@@ -59,6 +63,7 @@ mod program;
 mod properties;
 mod provoke;
 pub mod random;
+mod ready;
 pub mod scheduler;
 pub mod signal;
 mod state;

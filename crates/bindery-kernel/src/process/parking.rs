@@ -5,6 +5,7 @@ use alloc::sync::Arc;
 use core::ptr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
+use crate::kernel_lock;
 use crate::sync::{self, Mutex};
 
 use super::scheduler;
@@ -33,6 +34,8 @@ pub fn park_for_handler(word: &AtomicU32, expected: u32) {
 
 fn sleep_on(word: &AtomicU32, expected: u32, sleep: impl FnOnce()) {
     if !scheduler::is_in_thread() {
+        // Threads on other CPUs may change the word.
+        kernel_lock::offer();
         core::hint::spin_loop();
         return;
     }

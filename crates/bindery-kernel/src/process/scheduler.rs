@@ -1,34 +1,34 @@
-//! The scheduler: one run queue, time slices of ten milliseconds, no preemption in the kernel.
+//! The scheduler: one run queue for all CPUs, time slices of ten milliseconds, no preemption in the
+//! kernel.
 //!
 //! A thread sleeps in three steps, so that no wake-up is lost: it enters a queue or sets a timer,
 //! checks the condition once more, and sleeps. Interrupts are off during all three. A wake-up
 //! before the sleep makes the sleep return at once.
 
-use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::cell::UnsafeCell;
 use core::ops::Deref;
 use core::ptr;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use bindery::TlbOnLeave;
 use bindery::platform::MAX_CPUS;
 
+use spin::Once;
+
 use crate::arch;
+use crate::kernel_lock;
 use crate::memory::Space;
-use crate::sync::Mutex;
 use crate::time::{self, Sleeper};
 
-use super::thread::{Saved, Thread, work};
-use super::{Process, timer};
+use super::thread::{NO_CPU, Saved, Thread, work};
+use super::{Process, cpus, ready, timer};
+
+/// The action of [`idle`] whenever no thread is ready or runs.
+static AT_REST: Once<fn()> = Once::new();
 
 /// The length of a time slice while others wait, in nanoseconds.
 const TURN: u64 = 10_000_000;
-
-static READY: Mutex<VecDeque<Arc<Thread>>> = Mutex::new(VecDeque::new());
-
-/// The number of faults of all programs.
-static PAGE_FAULTS: AtomicU64 = AtomicU64::new(0);
 
 /// The number of threads that have yielded the CPU in the middle of a call of the core
 /// ([`yield_if_due`]).
@@ -45,7 +45,8 @@ struct Running {
 
 struct OfCpu(UnsafeCell<Running>);
 
-// SAFETY: touched only by the CPU itself, in the kernel, which nothing preempts.
+// SAFETY: touched only by the CPU itself, in the kernel, which nothing preempts. (A switch leaves the
+// CPU as it is: the next thread runs on the same one.)
 unsafe impl Sync for OfCpu {}
 
 static CPUS: [OfCpu; MAX_CPUS] = [const {
@@ -118,37 +119,44 @@ pub fn check_stack(address: u64) {
 
 /// The number of faults of all programs so far.
 pub fn page_faults() -> u64 {
-    PAGE_FAULTS.load(Ordering::Relaxed)
+    if kernel_lock::is_used() {
+        return cpus::page_faults();
+    }
+    arch::this_cpu().page_faults.load(Ordering::Relaxed)
 }
 
 /// Counts a fault of the running program.
 #[inline]
 pub fn count_page_fault() {
-    // Programs run on one CPU, and nothing interrupts the kernel, so no atomic addition is needed.
-    PAGE_FAULTS.store(PAGE_FAULTS.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    // The CPU's own counter, and nothing interrupts the kernel, so no atomic addition is needed.
+    let count = &arch::this_cpu().page_faults;
+    count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }
 
-/// Nanoseconds since the thread got the CPU; 0 for a thread that does not have the CPU.
+/// Nanoseconds since the thread got a CPU; 0 for a thread that does not have a CPU.
 pub(super) fn time_of_this_run(thread: &Thread) -> u64 {
-    if ptr::eq(running(), thread) {
-        time::now().saturating_sub(arch::this_cpu().runs_since.load(Ordering::Relaxed))
-    } else {
-        0
-    }
+    cpus::record_of(thread)
+        .map_or(0, |record| time::now().saturating_sub(record.runs_since.load(Ordering::Relaxed)))
 }
 
 /// Faults of the thread since it was scheduled; 0 if it does not run.
 pub(super) fn faults_of_this_run(thread: &Thread) -> u64 {
-    if ptr::eq(running(), thread) {
-        page_faults() - arch::this_cpu().faults_at_switch.load(Ordering::Relaxed)
-    } else {
-        0
-    }
+    cpus::record_of(thread).map_or(0, |record| {
+        let before = record.faults_at_switch.load(Ordering::Relaxed);
+        record.page_faults.load(Ordering::Relaxed) - before
+    })
 }
 
-/// Whether a thread of the process runs.
+/// Whether the running thread is one of the process.
 pub(super) fn is_running(process: &Process) -> bool {
     is_in_thread() && ptr::eq(Arc::as_ptr(&current().process), process)
+}
+
+/// Whether a thread of the process runs, on any CPU.
+pub(super) fn runs_anywhere(process: &Process) -> bool {
+    is_running(process)
+        || kernel_lock::is_used()
+            && process.threads().iter().any(|thread| cpus::record_of(thread).is_some())
 }
 
 /// The address space whose tables are loaded: that of the running thread.
@@ -174,11 +182,24 @@ impl Sleeper for Thread {
 /// Makes a sleeping thread ready.
 pub fn wake(thread: &Arc<Thread>) {
     if thread.asleep.swap(false, Ordering::AcqRel) {
-        READY.lock().push_back(thread.clone());
+        ready::push(thread.clone());
         // The running thread was the only ready one; from now on it has time slices.
         if time::turn_ends().is_none() && is_in_thread() {
             time::set_turn_end(Some(time::now() + TURN));
         }
+        if kernel_lock::is_used() {
+            cpus::call_for(thread);
+        }
+    } else if kernel_lock::is_used() {
+        cpus::kick(thread);
+    }
+}
+
+/// Called when another CPU has interrupted this one: the running thread gets time slices if others
+/// wait.
+pub fn look() {
+    if is_in_thread() && time::turn_ends().is_none() {
+        begin_turn();
     }
 }
 
@@ -201,7 +222,7 @@ pub fn stay_awake() {
     let thread = current();
     if !thread.asleep.swap(false, Ordering::AcqRel) {
         // Already woken, so it is in the queue: removes it.
-        READY.lock().retain(|ready| !ptr::eq(&**ready, thread.0));
+        ready::remove(thread.0);
     }
 }
 
@@ -210,11 +231,20 @@ pub fn sleep() {
     switch();
 }
 
-/// Lets the other threads run first. No operation in the idle loop and at boot.
+/// Lets the other threads run first, and the CPUs that wait for the kernel's lock. No operation in
+/// the idle loop and at boot.
 pub fn yield_now() {
-    if is_in_thread() && !READY.lock().is_empty() {
+    if !is_in_thread() {
+        return;
+    }
+    kernel_lock::offer();
+    let leaves = || kernel_lock::is_used() && !cpus::is_allowed_here(&current());
+    if ready::is_any_for_this_cpu() || leaves() {
         let thread = current_thread();
-        READY.lock().push_back(thread);
+        ready::push(thread);
+        if leaves() {
+            cpus::call_for(&current());
+        }
         switch();
     }
 }
@@ -230,12 +260,17 @@ pub fn yield_if_due() {
         return;
     }
     assert!(!current().asleep.load(Ordering::Relaxed), "a thread about to sleep calls the core");
+    if kernel_lock::is_wanted() {
+        YIELDED.fetch_add(1, Ordering::Relaxed);
+        kernel_lock::offer();
+        YIELDED.fetch_sub(1, Ordering::Relaxed);
+    }
     if !time::is_due() {
         return;
     }
     time::expired();
     if time::turn_ends().is_some_and(|at| at <= time::now()) {
-        if READY.lock().is_empty() {
+        if !ready::is_any_for_this_cpu() {
             // The waiting thread has already run, so this thread is again the only ready one.
             begin_turn();
         }
@@ -293,23 +328,60 @@ fn load(space: Option<Arc<Space>>) {
     }
 }
 
-/// The idle loop, on the boot stack of the first CPU. Calls `at_rest` whenever no thread is ready.
+/// The idle loop of the first CPU, on its boot stack. `at_rest` is called whenever no thread is
+/// ready or runs. From here on, the other CPUs run threads, too.
 pub fn idle(at_rest: fn()) -> ! {
+    AT_REST.call_once(|| at_rest);
+    cpus::join();
+    let others = arch::others().min(cpus::MOST as u32 - 1);
+    if others > 0 {
+        kernel_lock::begin();
+        (1..=others as u16).for_each(arch::interrupt);
+    }
+    run_threads()
+}
+
+/// The idle loop of another CPU, on its boot stack. It only sleeps until the first CPU has called
+/// [`idle`].
+pub fn run_other() -> ! {
+    while !kernel_lock::is_used() || usize::from(arch::cpu()) >= cpus::MOST {
+        arch::sleep();
+        arch::after_sleep();
+    }
+    kernel_lock::lock();
+    cpus::join();
+    run_threads()
+}
+
+/// Runs threads, and sleeps when none is ready.
+fn run_threads() -> ! {
     loop {
-        if READY.lock().is_empty() {
-            at_rest();
-            if arch::wait_for_interrupt() {
-                time::expired();
-            }
-        } else {
+        if ready::is_any_for_this_cpu() {
             switch();
+            continue;
+        }
+        if cpus::all_others_idle() && ready::is_empty() {
+            AT_REST.get().inspect(|at_rest| at_rest());
+        }
+        let is_alone = !kernel_lock::is_used();
+        if !is_alone {
+            cpus::begin_to_idle();
+            kernel_lock::unlock();
+        }
+        arch::sleep();
+        if !is_alone {
+            kernel_lock::lock();
+            cpus::end_to_idle();
+        }
+        if arch::after_sleep() {
+            time::expired();
         }
     }
 }
 
 /// Runs the next thread. The running thread is in the queue, asleep, or at its end.
 fn switch() {
-    let next = READY.lock().pop_front();
+    let next = ready::take();
     let cpu = of_this_cpu();
     // SAFETY: see `OfCpu`; all references here end before the switch.
     let (from, to) = unsafe {
@@ -331,6 +403,9 @@ fn switch() {
         if previous.is_none() && next.is_none() {
             return;
         }
+        if kernel_lock::is_used() {
+            note_switch(previous.as_deref(), next.as_deref());
+        }
         let to = match &next {
             Some(thread) => {
                 restore(thread);
@@ -342,7 +417,8 @@ fn switch() {
         let record = arch::this_cpu();
         record.running.store(pointer.cast_mut().cast(), Ordering::Relaxed);
         record.runs_since.store(time::now(), Ordering::Relaxed);
-        record.faults_at_switch.store(page_faults(), Ordering::Relaxed);
+        let faults = record.page_faults.load(Ordering::Relaxed);
+        record.faults_at_switch.store(faults, Ordering::Relaxed);
         running.thread = next;
         running.previous = previous;
         (from, to)
@@ -352,6 +428,19 @@ fn switch() {
     // `previous` holds; interrupts are off.
     unsafe { arch::switch(from, to) };
     finish_switch();
+}
+
+/// Records a switch among several CPUs.
+fn note_switch(previous: Option<&Thread>, next: Option<&Thread>) {
+    if let Some(thread) = previous {
+        thread.runs_on.store(NO_CPU, Ordering::Relaxed);
+    }
+    match next {
+        Some(thread) => thread.runs_on.store(arch::cpu().into(), Ordering::Relaxed),
+        // The end of a process waits for no idle CPU to give up the tables. The process still has
+        // its space, or it has ended: so this handle is never the last.
+        None => load(None),
+    }
 }
 
 /// Completes a switch on the stack of the new thread. The previous thread may now be dropped. A new
@@ -366,7 +455,7 @@ pub extern "C" fn finish_switch() {
 }
 
 fn begin_turn() {
-    let contended = !READY.lock().is_empty();
+    let contended = ready::is_any_for_this_cpu();
     let has_turn = contended && is_in_thread();
     time::set_turn_end(has_turn.then(|| time::now() + TURN));
 }

@@ -29,6 +29,9 @@ pub mod work {
     pub const END: u32 = 1 << 2;
 }
 
+/// The number of no CPU, for a thread that does not run.
+pub(super) const NO_CPU: u32 = u32::MAX;
+
 /// The size of a kernel stack, in bytes.
 const STACK_SIZE: usize = 32 << 10;
 
@@ -113,12 +116,18 @@ pub struct Thread {
     pub major_faults: AtomicU64,
     /// Whether the thread sleeps; owned by the scheduler.
     pub(super) asleep: AtomicBool,
+    /// The CPU that runs the thread, or [`NO_CPU`]; owned by the scheduler, which keeps it only if
+    /// several CPUs run threads.
+    pub(super) runs_on: AtomicU32,
+    /// One bit for each CPU that may run the thread.
+    pub(super) allowed: AtomicU64,
     stack: KernelStack,
     saved: UnsafeCell<Saved>,
 }
 
 // SAFETY: `saved` is touched only by the scheduler, while the thread does not run, or by the
-// running thread for itself; all accesses are on one CPU, without preemption.
+// running thread for itself; all accesses are by the holder of the kernel's lock, without
+// preemption.
 unsafe impl Send for Thread {}
 // SAFETY: as above.
 unsafe impl Sync for Thread {}
@@ -147,6 +156,10 @@ impl Thread {
         *thread.signals.lock() = signals;
         *thread.files.lock() = Some(files);
         *thread.credentials.lock() = credentials::credentials();
+        if scheduler::is_in_thread() {
+            let allowed = scheduler::current().allowed.load(Ordering::Relaxed);
+            thread.allowed.store(allowed, Ordering::Relaxed);
+        }
         Ok(thread)
     }
 
@@ -182,6 +195,8 @@ impl Thread {
             faults_before: AtomicU64::new(0),
             major_faults: AtomicU64::new(0),
             asleep: AtomicBool::new(true),
+            runs_on: AtomicU32::new(NO_CPU),
+            allowed: AtomicU64::new(u64::MAX),
             stack,
             saved: UnsafeCell::new(saved),
         })

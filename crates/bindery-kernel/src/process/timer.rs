@@ -341,7 +341,7 @@ fn look_at_processor_timers(process: &Arc<Process>) {
             next = next.min((*at - now).max(SHORTEST));
         }
     }
-    if next != u64::MAX && scheduler::is_running(process) {
+    if next != u64::MAX && scheduler::runs_anywhere(process) {
         let process = Arc::downgrade(process);
         let look = move || _ = process.upgrade().map(|process| look_at_processor_timers(&process));
         timers.event =

@@ -6,8 +6,6 @@
 use core::arch::global_asm;
 use core::mem::{offset_of, size_of};
 
-use crate::process::scheduler;
-
 use super::exceptions;
 use super::registers::Registers;
 
@@ -158,7 +156,7 @@ return_to_program:
     eret
     "#,
     size = const SIZE,
-    arrived = sym scheduler::finish_switch,
+    arrived = sym exceptions::begin,
     synchronous = sym exceptions::synchronous,
     interrupt = sym exceptions::interrupt,
     kernel = sym exceptions::kernel,

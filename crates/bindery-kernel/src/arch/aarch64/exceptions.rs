@@ -10,7 +10,7 @@ use linux_raw_sys::general::{
 };
 
 use crate::process::scheduler;
-use crate::{log, memory, page_fault, trap};
+use crate::{arch, kernel_lock, log, memory, page_fault, trap};
 
 use super::interrupts::{self, Taken};
 use super::{Registers, control, probe, user_copy};
@@ -47,6 +47,13 @@ mod class {
 
 /// A program's system call, fault or other synchronous exception.
 pub(super) extern "C" fn synchronous(registers: &mut Registers) {
+    kernel_lock::lock();
+    handle(registers);
+    kernel_lock::unlock();
+}
+
+#[inline]
+fn handle(registers: &mut Registers) {
     let syndrome = registers.syndrome;
     match syndrome >> 26 {
         class::SYSTEM_CALL => trap::system_call(registers),
@@ -110,13 +117,25 @@ fn floating_point_code(syndrome: u64) -> u32 {
     raised.filter(|_| syndrome & VALID != 0).map_or(FPE_FLTUNK, |bit| flags[bit])
 }
 
-/// An interrupt while a program ran.
+/// An interrupt while a program ran. The wait for the lock answers the requests of its holder.
 pub(super) extern "C" fn interrupt(registers: &mut Registers) {
+    kernel_lock::lock();
+    arch::answer();
     match interrupts::take() {
         Taken::Timer => trap::timer(Some(registers)),
-        Taken::Other => trap::interrupt(Some(registers)),
+        Taken::Other => {
+            scheduler::look();
+            trap::interrupt(Some(registers));
+        }
         Taken::None => {}
     }
+    kernel_lock::unlock();
+}
+
+/// The first function of a new thread.
+pub(super) extern "C" fn begin() {
+    scheduler::finish_switch();
+    kernel_lock::unlock();
 }
 
 /// Whether an abort is a translation or permission fault of a known address. All other aborts

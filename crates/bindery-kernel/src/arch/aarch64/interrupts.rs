@@ -7,8 +7,11 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use aarch64_cpu::registers::{MPIDR_EL1, Readable};
+use bindery::platform::MAX_CPUS;
 use spin::Once;
 
+/// The interrupt that CPUs send to each other.
+const LOOK: u32 = 0;
 /// The timer's interrupt.
 static TIMER: AtomicU32 = AtomicU32::new(0);
 /// The interrupt of the disk, and the function that serves it.
@@ -95,7 +98,7 @@ pub fn route(number: u32, serve: fn()) {
     write(at + d::ENABLE + word, bit);
 }
 
-/// Enables the timer's interrupt on the calling CPU.
+/// Enables the interrupts of the timer and of other CPUs on the calling CPU.
 ///
 /// # Panics
 /// If no redistributor belongs to the CPU.
@@ -109,8 +112,12 @@ pub fn begin_cpu() {
     let timer = TIMER.load(Ordering::Relaxed);
     write(own + r::GROUP, u32::MAX);
     // SAFETY: as in `write`; priorities are bytes.
-    unsafe { register(own + r::PRIORITY).cast::<u8>().add(timer as usize).write_volatile(0x80) };
-    write(own + r::ENABLE, 1 << timer);
+    unsafe {
+        for number in [timer, LOOK] {
+            register(own + r::PRIORITY).cast::<u8>().add(number as usize).write_volatile(0x80);
+        }
+    }
+    write(own + r::ENABLE, 1 << timer | 1 << LOOK);
     // SAFETY: the CPU's own interface, while interrupts are off: system registers instead of
     // memory, all priorities, group 1. By number, since ICC_IGRPEN1_EL1 and the others are newer
     // than the target's baseline: ICC_SRE_EL1, ICC_PMR_EL1, ICC_IGRPEN1_EL1.
@@ -186,10 +193,39 @@ pub fn take() -> Taken {
     }
 }
 
-/// Sleeps until an interrupt arrives and acknowledges it. Returns whether it was a timer interrupt,
-/// which the caller has to handle. Interrupts stay masked. `WFI` wakes all the same, so no
+/// Sleeps until an interrupt arrives. Interrupts stay masked. `WFI` wakes all the same, so no
 /// interrupt is lost between the last check for work and the sleep.
-pub fn wait_for_interrupt() -> bool {
+pub fn sleep() {
     aarch64_cpu::asm::wfi();
+}
+
+/// Acknowledges the interrupt that has ended a [`sleep`]. Returns whether it was a timer interrupt,
+/// which the caller has to handle.
+pub fn after_sleep() -> bool {
     take() == Taken::Timer
+}
+
+/// The affinities of the CPUs.
+static AFFINITIES: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
+
+/// Names the affinity of a CPU, as `MPIDR_EL1` has it.
+pub fn set_affinity(cpu: u16, affinity: u64) {
+    AFFINITIES[usize::from(cpu)].store(affinity, Ordering::Relaxed);
+}
+
+/// Makes another CPU look for work and for requests, by software-generated interrupt 0.
+pub fn interrupt(cpu: u16) {
+    let affinity = AFFINITIES[usize::from(cpu)].load(Ordering::Relaxed);
+    let (first, rest) = (affinity & 0xff, affinity >> 8);
+    // Affinities 3 to 1, the group of 16 CPUs, and one bit for the CPU in it.
+    let value = (rest >> 24 & 0xff) << 48
+        | (first >> 4) << 44
+        | (rest >> 8 & 0xff) << 32
+        | (rest & 0xff) << 16
+        | 1 << (first & 0xf);
+    // SAFETY: ICC_SGI1R_EL1, which only interrupts. The barrier orders earlier writes before it.
+    unsafe {
+        asm!("dsb ishst", "msr s3_0_c12_c11_5, {value}", "isb", value = in(reg) value,
+            options(nostack, preserves_flags));
+    }
 }

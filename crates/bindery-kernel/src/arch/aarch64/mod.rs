@@ -1,6 +1,8 @@
 //! AArch64: arm64 boot protocol, device tree, GICv3, PL011.
 //!
-//! The kernel never takes an interrupt; the idle loop polls the controller instead.
+//! The kernel never takes an interrupt; the idle loop polls the controller instead. TLB
+//! invalidations reach all CPUs by the hardware, so CPUs interrupt each other only for work and for
+//! barriers.
 //!
 //! # What a real machine needs in addition
 //! The kernel runs on QEMU, which keeps accesses of a CPU whose MMU is off coherent with its
@@ -45,7 +47,7 @@ pub use cpu_features::{
     branch_target_identification, hardware_capabilities, huge_page_sizes, random_word,
 };
 pub use floating_point::FloatingPoint;
-pub use interrupts::wait_for_interrupt;
+pub use interrupts::{after_sleep, interrupt, sleep};
 pub use marks::{mark_begin, mark_end};
 pub use page_copy::{copy, synchronize_instructions, zero};
 pub use page_tables::{direct_map, kernel_root, largest_leaf, own_root};
@@ -56,7 +58,8 @@ pub use registers::Registers;
 pub use serial::{read_console, write_console};
 pub use time::{nanoseconds, real_time, set_timer};
 pub use tlb::{
-    invalidate, invalidate_kernel, invalidate_local, load_root, publish_entries, unload_root,
+    answer, invalidate, invalidate_kernel, invalidate_local, invalidate_on_others, load_root,
+    order_others, publish_entries, unload_root,
 };
 
 /// The tables that the MMU walks: four levels, 4 KiB pages.

@@ -34,6 +34,11 @@ pub fn begin(calendar: Option<u64>) {
     NANOSECONDS_PER_TICK.store(nanoseconds as u64, Ordering::Relaxed);
     TICKS_PER_NANOSECOND.store(ticks as u64, Ordering::Relaxed);
     CALENDAR.store(calendar.unwrap_or(0), Ordering::Relaxed);
+    begin_cpu();
+}
+
+/// Sets up the timer of the calling CPU.
+pub fn begin_cpu() {
     CNTV_CTL_EL0.set(0);
     // Programs may read only the virtual counter and its frequency.
     CNTKCTL_EL1.write(CNTKCTL_EL1::EL0VCTEN::SET);

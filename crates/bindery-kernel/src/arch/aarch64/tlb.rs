@@ -8,9 +8,11 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use aarch64_cpu::registers::{ID_AA64ISAR0_EL1, Readable};
 use bindery::addr::Frame;
-use bindery::platform::{Invalidation, Tables};
+use bindery::platform::{Cpu, CpuSet, Invalidation, Tables};
 
-use super::page_tables;
+use super::super::requests;
+use super::per_cpu::cpu;
+use super::{interrupts, page_tables};
 
 /// Whether the CPU invalidates whole ranges (FEAT_TLBIRANGE).
 static RANGES: AtomicBool = AtomicBool::new(false);
@@ -64,6 +66,36 @@ pub fn invalidate(_root: Frame, what: &Invalidation) {
     }
     // SAFETY: as above. Waits for all CPUs and makes this one walk the tables again.
     unsafe { asm!("dsb ish", "isb", options(nostack, preserves_flags)) };
+}
+
+/// Invalidates translations of programs on all CPUs, unless [`invalidate`] has done so, because the
+/// caller's CPU is in the set, or no CPU is.
+#[cold]
+pub fn invalidate_on_others(root: Frame, cpus: &CpuSet, what: &Invalidation) {
+    let is_in = |cpu| cpus.contains(Cpu(cpu));
+    if !is_in(cpu()) && (0..=requests::others() as u16).any(is_in) {
+        invalidate(root, what);
+    }
+}
+
+/// Makes all accesses of the programs on other CPUs ordered: those before the call, and those after
+/// it.
+pub fn order_others() {
+    requests::ask(cpu(), |_| true, interrupts::interrupt, order);
+}
+
+/// Answers the requests of other CPUs: a barrier.
+#[inline]
+pub fn answer() {
+    let own = cpu();
+    if requests::pending(own) {
+        requests::answer(own, order);
+    }
+}
+
+fn order() {
+    // SAFETY: barriers.
+    unsafe { asm!("dsb sy", "isb", options(nostack, preserves_flags)) };
 }
 
 /// As [`invalidate`], for addresses of a program or of the kernel. (The broadcast to other CPUs

@@ -109,6 +109,29 @@ global_asm!(
     user_copy copy_to_program, x0
     user_copy copy_from_program, x1
 
+    // x0: where, w1: old, w2: new; x0: the word, or -1
+    .global exchange_in_program
+exchange_in_program:
+    adrp    x3, {has_pan}
+    ldr     x6, [x3, :lo12:{has_pan}]
+    cbz     x6, 1f
+    .inst   0xd500409f              // msr pan, #0
+1:
+exchange_in_program_word:
+    ldaxr   w4, [x0]
+    cmp     w4, w1
+    b.ne    2f
+    stlxr   w5, w2, [x0]
+    cbnz    w5, 1b
+exchange_in_program_word_end:
+2:  mov     w0, w4
+3:  cbz     x6, 4f
+    .inst   0xd500419f              // msr pan, #1
+4:  ret
+exchange_in_program_faults:
+    mov     x0, #-1
+    b       3b
+
     .section .rodata.user_copy, "a"
     .balign 8
     .global user_copy_faults
@@ -119,6 +142,7 @@ user_copy_faults:
     .quad   \name\()_bytes, \name\()_bytes_end, \name\()_byte_faults
     .quad   \name\()_end_of_page, \name\()_end_of_page_end, \name\()_byte_faults
     .endr
+    .quad   exchange_in_program_word, exchange_in_program_word_end, exchange_in_program_faults
     .text
     "#,
     has_pan = sym HAS_PAN,
@@ -128,7 +152,7 @@ user_copy_faults:
 
 unsafe extern "C" {
     /// The first and the last instruction that may fault, and the address where a fault continues.
-    static user_copy_faults: [[u64; 3]; 8];
+    static user_copy_faults: [[u64; 3]; 9];
 }
 
 /// Whether PAN is available (1 or 0). If it is, the processor refuses the kernel's accesses to

@@ -8,6 +8,7 @@
 use core::arch::global_asm;
 use core::mem::offset_of;
 
+use crate::kernel_lock;
 use crate::process::scheduler;
 use crate::trap::{self, From};
 
@@ -156,11 +157,17 @@ pub fn adapt() {
 }
 
 extern "C" fn system_call(registers: &mut Registers) {
+    if !kernel_lock::is_used() {
+        return trap::system_call(registers);
+    }
+    kernel_lock::lock();
     trap::system_call(registers);
+    kernel_lock::unlock();
 }
 
 /// The first function of a new thread.
 extern "C" fn begin(registers: &mut Registers) {
     scheduler::finish_switch();
     trap::leave(registers, From::Exception);
+    kernel_lock::unlock();
 }

@@ -12,9 +12,9 @@ use linux_raw_sys::general::{
 use x86_64::registers::debug::{Dr6, Dr6Flags};
 
 use crate::process::scheduler;
-use crate::{disk, log, memory, page_fault, symbols, trap};
+use crate::{disk, kernel_lock, log, memory, page_fault, symbols, trap};
 
-use super::interrupts::{self, DISK, FALSE_ALARM, FORGET, TIMER};
+use super::interrupts::{self, DISK, FALSE_ALARM, FORGET, LOOK, TIMER};
 use super::probe::{PRESENT, RESERVED, fault_address};
 use super::registers::Registers;
 use super::{USER_END, probe, tlb, user_copy};
@@ -33,6 +33,21 @@ const SI_KERNEL: u32 = 0x80;
 
 /// An exception or an interrupt of a program.
 pub extern "C" fn exception(registers: &mut Registers) {
+    if !kernel_lock::is_used() {
+        return handle(registers);
+    }
+    if registers.vector == FORGET {
+        // Without the lock, whose holder waits for the answer.
+        tlb::answer();
+        return interrupts::served();
+    }
+    kernel_lock::lock();
+    handle(registers);
+    kernel_lock::unlock();
+}
+
+#[inline]
+fn handle(registers: &mut Registers) {
     if registers.vector == PAGE_FAULT {
         let access = match registers.error & (FETCH | WRITE) {
             0 => Access::Read,
@@ -62,6 +77,11 @@ pub extern "C" fn exception(registers: &mut Registers) {
             disk::interrupt();
             return trap::interrupt(Some(registers));
         }
+        LOOK => {
+            interrupts::served();
+            scheduler::look();
+            return trap::interrupt(Some(registers));
+        }
         FALSE_ALARM => return trap::interrupt(Some(registers)),
         0 => (SIGFPE, FPE_INTDIV, here),
         DEBUG => (SIGTRAP, step_or_breakpoint(), here),
@@ -85,17 +105,23 @@ pub extern "C" fn exception_in_kernel(registers: &mut Registers) {
     match registers.vector {
         TIMER => {
             interrupts::served();
+            kernel_lock::lock();
             trap::timer(None);
+            kernel_lock::unlock();
         }
         DISK => {
             interrupts::served();
+            kernel_lock::lock();
             disk::interrupt();
+            kernel_lock::unlock();
         }
         FALSE_ALARM => trap::interrupt(None),
         FORGET => {
-            tlb::forget();
+            tlb::answer();
             interrupts::served();
         }
+        // It has ended the sleep of the idle loop, which looks for work.
+        LOOK => interrupts::served(),
         PAGE_FAULT => {
             let is_served = goes_on_elsewhere(registers)
                 || probe::ends(registers)

@@ -1,7 +1,9 @@
 //! Interrupts: the local APIC, with its timer and the interrupts between CPUs. The disk is the only
 //! other source.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use bindery::platform::MAX_CPUS;
 
 use x86_64::instructions::port::Port;
 
@@ -9,6 +11,8 @@ use x86_64::instructions::port::Port;
 pub const TIMER: u64 = 32;
 /// The vector of a TLB flush on other CPUs.
 pub const FORGET: u64 = 33;
+/// The vector that makes another CPU look for work.
+pub const LOOK: u64 = 35;
 /// The vector of the disk.
 pub const DISK: u64 = 34;
 /// The vector of a spurious interrupt, which was withdrawn before its delivery.
@@ -30,6 +34,9 @@ const ENABLED: u32 = 1 << 8;
 const PENDING: u32 = 1 << 12;
 /// In [`DIVISOR`].
 const BY_ONE: u32 = 0b1011;
+
+/// The numbers of the CPUs' local APICs.
+static IDS: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(0) }; MAX_CPUS];
 
 /// The address of the mapped registers.
 static REGISTERS: AtomicU64 = AtomicU64::new(0);
@@ -96,11 +103,20 @@ pub fn send(to: u32, command: u32) {
     send_low(command);
 }
 
-/// Interrupts all other CPUs, except those whose local APIC is not set up.
-pub fn send_to_others(vector: u64) {
-    const ALL_BUT_THIS: u32 = 0b11 << 18;
+/// Interrupts the CPU of this number.
+pub fn send_to(cpu: u16, vector: u64) {
     const ASSERT: u32 = 1 << 14;
-    send_low(ALL_BUT_THIS | ASSERT | vector as u32);
+    send(IDS[usize::from(cpu)].load(Ordering::Relaxed), ASSERT | vector as u32);
+}
+
+/// Makes another CPU look for work.
+pub fn interrupt(cpu: u16) {
+    send_to(cpu, LOOK);
+}
+
+/// Names the local APIC of a CPU.
+pub fn set_id(cpu: u16, id: u32) {
+    IDS[usize::from(cpu)].store(id, Ordering::Relaxed);
 }
 
 fn send_low(command: u32) {
@@ -110,12 +126,17 @@ fn send_low(command: u32) {
     }
 }
 
-/// Sleeps until an interrupt has arrived. Returns whether it was a timer interrupt that the caller
-/// has to handle. On x86-64 the entry code has already handled it.
-pub fn wait_for_interrupt() -> bool {
+/// Sleeps until an interrupt has arrived, with interrupts enabled. The caller does not hold the
+/// kernel's lock.
+pub fn sleep() {
     // `sti` takes effect after `hlt` has begun, so a pending interrupt is handled there and ends
     // the sleep.
     x86_64::instructions::interrupts::enable_and_hlt();
     x86_64::instructions::interrupts::disable();
+}
+
+/// Completes [`sleep`]. Returns whether a timer interrupt arrived that the caller has to handle. On
+/// x86-64 the entry code has already handled it.
+pub fn after_sleep() -> bool {
     false
 }

@@ -1,4 +1,4 @@
-//! The start of the other CPUs. They run no programs: each initializes itself, reports, and idles.
+//! The start of the other CPUs. Each initializes itself, and idles until threads run.
 //!
 //! Such a CPU begins in 16-bit mode, in a page below 1 MiB that the first CPU chooses. The code
 //! there enters 64-bit mode at once, on tables with an identity mapping of that page. The CPU soon
@@ -10,15 +10,18 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::boot::Stretch;
+use crate::process::scheduler;
 use crate::{log, self_test};
 
+use super::super::requests;
 use super::per_cpu::{Local, Stack};
 use super::{cpu_features, interrupts, machine, nanoseconds, page_tables, tlb};
 
 /// The physical address of the first page.
 pub const FIRST_PAGE: Range<u64> = 0x8000..0x9000;
 
-const STACK_SIZE: usize = 16 << 10;
+/// As large as the stack of a thread, because the idle loop serves interrupts and ends the machine.
+const STACK_SIZE: usize = 32 << 10;
 
 /// The time for a CPU to start, in nanoseconds; it is started twice.
 const PATIENCE: u64 = 100_000_000;
@@ -100,8 +103,10 @@ pub fn begin(tables: &mut page_tables::Tables) {
 /// Starts CPUs one after the other, until `count` run.
 pub fn start_other_cpus(count: usize) {
     let own = interrupts::id();
+    interrupts::set_id(0, own);
     let others = machine::get().cpus().iter().copied().filter(|id| *id != own);
-    for (id, number) in others.zip(1..count as u32) {
+    for (id, number) in others.zip(1..count as u16) {
+        interrupts::set_id(number, id);
         if !start(id, number) {
             // The first page is not written again, since this CPU may still start late.
             log!(
@@ -114,7 +119,7 @@ pub fn start_other_cpus(count: usize) {
 }
 
 /// Starts one CPU; `false` if it does not answer.
-fn start(id: u32, number: u32) -> bool {
+fn start(id: u32, number: u16) -> bool {
     let local = Box::leak(Box::new(Local::new(u64::from(number))));
     let stack = Box::leak(Box::new(Stack::<STACK_SIZE>::new()));
     let (code, data) = (&raw const first_page_code, &raw const first_page_data);
@@ -132,7 +137,7 @@ fn start(id: u32, number: u32) -> bool {
     // The second attempt is for processors that miss the first.
     (0..2).any(|_| {
         interrupts::send(id, START_UP);
-        wait(PATIENCE, || tlb::others() >= number)
+        wait(PATIENCE, || requests::others() >= u32::from(number))
     })
 }
 
@@ -147,7 +152,7 @@ fn wait(patience: u64, done: impl Fn() -> bool) -> bool {
     let until = nanoseconds() + patience;
     while !done() && nanoseconds() < until {
         super::set_timer(Some(nanoseconds() + PIECE));
-        _ = super::wait_for_interrupt();
+        super::sleep();
     }
     done()
 }
@@ -161,7 +166,5 @@ extern "C" fn arrived(local: *mut Local) -> ! {
     interrupts::begin_here();
     self_test::registers();
     tlb::join();
-    loop {
-        _ = super::wait_for_interrupt();
-    }
+    scheduler::run_other()
 }

@@ -1,11 +1,11 @@
 //! The table root in CR3, and TLB invalidation.
 
 use core::arch::asm;
-use core::sync::atomic::{AtomicU32, Ordering};
 
 use bindery::addr::Frame;
-use bindery::platform::{Invalidation, MAX_CPUS};
+use bindery::platform::{Cpu, CpuSet, Invalidation};
 
+use super::super::requests;
 use super::interrupts::{self, FORGET};
 use super::page_tables;
 use super::per_cpu::cpu;
@@ -32,14 +32,6 @@ pub fn invalidate_local(root: Frame, what: &Invalidation) {
     invalidate(root, what);
 }
 
-/// The number of running CPUs.
-static UP: AtomicU32 = AtomicU32::new(0);
-
-/// The number of flushes of kernel addresses on the other CPUs, and the last flush that each CPU,
-/// by number, has completed.
-static TIMES: AtomicU32 = AtomicU32::new(0);
-static DONE: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(0) }; MAX_CPUS];
-
 /// The maximum number of addresses that are invalidated one by one; a longer range flushes
 /// everything.
 const FEW: u64 = 8;
@@ -62,7 +54,7 @@ pub fn invalidate_kernel(what: &Invalidation) {
     if !invalidate_one_by_one(what) {
         forget_everything();
     }
-    make_forget();
+    ask(|_| true);
 }
 
 /// Flushes this CPU's whole TLB, with global entries (Intel SDM volume 3A, section 4.10.4.1: a
@@ -101,37 +93,34 @@ fn invalidate_one_by_one(what: &Invalidation) -> bool {
 #[inline]
 pub fn publish_entries() {}
 
-/// The number of CPUs besides the first.
-pub fn others() -> u32 {
-    UP.load(Ordering::Acquire)
-}
-
 /// Counts the running CPU: from here on it takes part in flushes.
 pub fn join() {
-    UP.fetch_add(1, Ordering::AcqRel);
+    requests::join();
     // Drops translations that it cached before it was counted.
     forget_everything();
 }
 
-/// Flushes the TLBs of the other CPUs and waits for them. The other CPUs are idle, so their
-/// interrupts are enabled or about to be.
-fn make_forget() {
-    let up = UP.load(Ordering::Acquire) as usize;
-    if up == 0 {
-        return;
-    }
-    let time = TIMES.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
-    interrupts::send_to_others(FORGET);
-    for done in &DONE[1..=up] {
-        while done.load(Ordering::Acquire) != time {
-            core::hint::spin_loop();
-        }
-    }
+/// Flushes the TLBs of the other CPUs of the set, and waits for them.
+#[cold]
+pub fn invalidate_on_others(_root: Frame, cpus: &CpuSet, _what: &Invalidation) {
+    ask(|cpu| cpus.contains(Cpu(cpu)));
 }
 
-/// The flush on another CPU.
-pub fn forget() {
-    let time = TIMES.load(Ordering::Acquire);
-    forget_everything();
-    DONE[usize::from(cpu())].store(time, Ordering::Release);
+/// Makes all accesses of the programs on other CPUs ordered: those before the call, and those after
+/// it.
+pub fn order_others() {
+    ask(|_| true);
+}
+
+fn ask(wanted: impl Fn(u16) -> bool) {
+    requests::ask(cpu(), wanted, |cpu| interrupts::send_to(cpu, FORGET), forget_everything);
+}
+
+/// Answers the requests of other CPUs: flushes this CPU's TLB.
+#[inline]
+pub fn answer() {
+    let own = cpu();
+    if requests::pending(own) {
+        requests::answer(own, forget_everything);
+    }
 }

@@ -1,7 +1,7 @@
 //! The routines behind [`super::super::user_copy`].
 //!
 //! The processor checks the rights of the program's entries and keys. A page fault in one of the
-//! three string instructions leads to the end of the routine, which returns how many bytes are
+//! three string instructions, or in the exchange of a word, leads to the end of the routine, which returns how many bytes are
 //! left:
 //!
 //! ```text
@@ -60,6 +60,22 @@ global_asm!(r#"
 user_copy copy_to_program, rdi
 user_copy copy_from_program, rsi
 
+.global exchange_in_program
+exchange_in_program:                // rdi: where, esi: old, edx: new; rax: the word, or -1
+exchange_in_program_allow:
+    nop dword ptr [rax]             // STAC
+    mov eax, esi
+exchange_in_program_word:
+    lock cmpxchg [rdi], edx
+    mov eax, eax
+2:
+exchange_in_program_forbid:
+    nop dword ptr [rax]             // CLAC
+    ret
+exchange_in_program_faults:
+    mov rax, -1
+    jmp 2b
+
 .pushsection .rodata.user_copy, "a"
 .balign 8
 .global user_copy_faults
@@ -70,6 +86,7 @@ user_copy_faults:
     .quad copy_from_program_first, copy_from_program_first_faults
     .quad copy_from_program_words, copy_from_program_words_fault
     .quad copy_from_program_last, copy_from_program_last_faults
+    .quad exchange_in_program_word, exchange_in_program_faults
 .popsection
 "#,
     short = const SHORT,
@@ -77,11 +94,13 @@ user_copy_faults:
 
 unsafe extern "C" {
     /// The instructions that may fault, and the addresses where a fault continues.
-    static user_copy_faults: [[u64; 2]; 6];
+    static user_copy_faults: [[u64; 2]; 7];
     static copy_to_program_allow: u8;
     static copy_to_program_forbid: u8;
     static copy_from_program_allow: u8;
     static copy_from_program_forbid: u8;
+    static exchange_in_program_allow: u8;
+    static exchange_in_program_forbid: u8;
 }
 
 /// The address at which a page fault of the kernel at `instruction` continues, if the instruction
@@ -102,6 +121,8 @@ pub(super) fn adapt() {
         (&raw const copy_from_program_allow, 0xcb),
         (&raw const copy_to_program_forbid, 0xca),
         (&raw const copy_from_program_forbid, 0xca),
+        (&raw const exchange_in_program_allow, 0xcb),
+        (&raw const exchange_in_program_forbid, 0xca),
     ];
     for (place, operation) in places {
         let place = place.cast_mut().cast::<[u8; 3]>();

@@ -8,7 +8,7 @@ use bindery_linux::proc::{FaultCounts, vmstat};
 use crate::calls::segments;
 use crate::disk::Direction;
 use crate::memory::memory;
-use crate::process::{self, scheduler};
+use crate::process::{self, cpus, scheduler};
 use crate::{options, time};
 
 use super::super::generated::{FixedDirectory, Text};
@@ -19,7 +19,7 @@ use super::{frames, sysctl};
 /// The files and directories of `/proc` that belong to no process.
 pub fn directory() -> Arc<FixedDirectory> {
     FixedDirectory::of([
-        ("cpuinfo", Text::new(|out| out.write_str("processor\t: 0\n\n")) as _),
+        ("cpuinfo", Text::new(make_cpuinfo) as _),
         ("diskstats", Text::new(make_diskstats)),
         ("filesystems", Text::new(make_filesystems)),
         ("kpagecount", frames::counts()),
@@ -107,10 +107,16 @@ fn make_meminfo(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     huge_pages::meminfo(out)
 }
 
+fn make_cpuinfo(out: &mut SequenceBuffer<'_>) -> fmt::Result {
+    (0..cpus::count()).try_for_each(|cpu| write!(out, "processor\t: {cpu}\n\n"))
+}
+
 fn make_stat(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     let uptime = time::now() / (time::SECOND / 100);
     let started = (time::real_time() - time::now()) / time::SECOND;
-    writeln!(out, "cpu  0 0 0 {uptime} 0 0 0 0 0 0\ncpu0 0 0 0 {uptime} 0 0 0 0 0 0")?;
+    let count = cpus::count();
+    writeln!(out, "cpu  0 0 0 {} 0 0 0 0 0 0", uptime * u64::from(count))?;
+    (0..count).try_for_each(|cpu| writeln!(out, "cpu{cpu} 0 0 0 {uptime} 0 0 0 0 0 0"))?;
     writeln!(out, "btime {started}\nprocesses {}", process::all().len())
 }
 

@@ -8,6 +8,7 @@ use core::fmt::Write;
 use super::generated::{FixedDirectory, Text};
 use super::huge_pages;
 use super::node::Node;
+use crate::process::cpus;
 
 mod block;
 mod huge;
@@ -22,19 +23,27 @@ pub fn root() -> Arc<dyn Node> {
         ("ksm", merging::directory()),
     ]);
     let kernel = FixedDirectory::of([("mm", mm as _)]);
-    // Programs run on one CPU.
-    let cpu = || Text::new(|out| out.write_str("0\n")) as _;
-    let cpus = FixedDirectory::of([
-        ("possible", cpu()),
-        ("present", cpu()),
-        ("online", cpu()),
-        ("cpu0", FixedDirectory::of([]) as _),
-    ]);
-    let system = FixedDirectory::of([("cpu", cpus as _)]);
+    let system = FixedDirectory::of([("cpu", cpu_directory() as _)]);
     let devices = FixedDirectory::of([("system", system as _)]);
     FixedDirectory::of([
         ("block", block::directory()),
         ("kernel", kernel as _),
         ("devices", devices),
+    ])
+}
+
+/// The numbers of the CPUs that run programs.
+fn cpu_directory() -> Arc<FixedDirectory> {
+    let numbers = || {
+        Text::new(|out| match cpus::count() {
+            1 => out.write_str("0\n"),
+            count => writeln!(out, "0-{}", count - 1),
+        }) as _
+    };
+    FixedDirectory::of([
+        ("possible", numbers()),
+        ("present", numbers()),
+        ("online", numbers()),
+        ("cpu0", FixedDirectory::of([]) as _),
     ])
 }

@@ -1,0 +1,129 @@
+//! The CPUs that run threads, and which of them idle.
+//!
+//! All of it is guarded by the kernel's lock ([`crate::kernel_lock`]).
+
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use crate::arch::{self, CpuRecord};
+
+use crate::kernel_lock;
+
+use super::thread::{NO_CPU, Thread, work};
+
+/// The maximum number of CPUs that run threads; further ones only idle.
+pub const MOST: usize = 64;
+
+/// The records of the CPUs that run threads, by number.
+static RECORDS: [AtomicPtr<CpuRecord>; MOST] =
+    [const { AtomicPtr::new(core::ptr::null_mut()) }; MOST];
+
+/// One bit for each CPU that runs threads.
+static ONLINE: AtomicU64 = AtomicU64::new(1);
+
+/// One bit for each CPU that idles and has not been interrupted for new work.
+static IDLE: AtomicU64 = AtomicU64::new(0);
+
+/// The bit of the calling CPU.
+#[inline]
+pub(super) fn own_bit() -> u64 {
+    1 << (arch::cpu() % MOST as u16)
+}
+
+/// Counts the calling CPU among those that run threads.
+pub(super) fn join() {
+    let record = core::ptr::from_ref(arch::this_cpu()).cast_mut();
+    RECORDS[usize::from(arch::cpu()) % MOST].store(record, Ordering::Release);
+    ONLINE.fetch_or(own_bit(), Ordering::Relaxed);
+}
+
+/// One bit for each CPU that runs threads.
+pub fn online() -> u64 {
+    ONLINE.load(Ordering::Relaxed)
+}
+
+/// The number of CPUs that run threads. They are the first ones.
+pub fn count() -> u32 {
+    online().count_ones()
+}
+
+/// The record of a CPU that runs threads.
+pub(super) fn record(cpu: usize) -> Option<&'static CpuRecord> {
+    let record = RECORDS.get(cpu)?.load(Ordering::Acquire);
+    // SAFETY: the record of a CPU lives forever, and is only shared.
+    unsafe { record.as_ref() }
+}
+
+/// The record of the CPU that runs the thread.
+pub(super) fn record_of(thread: &Thread) -> Option<&'static CpuRecord> {
+    if core::ptr::eq(arch::running().cast_const().cast(), thread) {
+        Some(arch::this_cpu())
+    } else if kernel_lock::is_used() {
+        record(thread.runs_on.load(Ordering::Relaxed) as usize)
+    } else {
+        None
+    }
+}
+
+/// The number of faults of programs on all CPUs.
+pub(super) fn page_faults() -> u64 {
+    let records = (0..MOST).filter_map(record);
+    records.map(|record| record.page_faults.load(Ordering::Relaxed)).sum()
+}
+
+/// Marks the calling CPU as idle.
+pub(super) fn begin_to_idle() {
+    IDLE.fetch_or(own_bit(), Ordering::Relaxed);
+}
+
+/// Ends [`begin_to_idle`].
+pub(super) fn end_to_idle() {
+    IDLE.fetch_and(!own_bit(), Ordering::Relaxed);
+}
+
+/// Whether all CPUs but the caller's idle, with no new work.
+pub(super) fn all_others_idle() -> bool {
+    IDLE.load(Ordering::Relaxed) | own_bit() == online()
+}
+
+/// Makes an idle CPU run a thread that is ready. If all CPUs that may run it are busy with others,
+/// one of them gets time slices.
+pub(super) fn call_for(thread: &Thread) {
+    let allowed = thread.allowed.load(Ordering::Relaxed) & online();
+    let idle = IDLE.load(Ordering::Relaxed) & allowed;
+    // The caller itself is marked as idle if an interrupt has woken it.
+    let chosen = if idle & own_bit() != 0 { own_bit() } else { idle & idle.wrapping_neg() };
+    if chosen != 0 {
+        IDLE.fetch_and(!chosen, Ordering::Relaxed);
+    }
+    let called = if chosen != 0 { chosen } else { allowed & allowed.wrapping_neg() };
+    let is_served_here = chosen == 0 && allowed & own_bit() != 0;
+    if called != 0 && called != own_bit() && !is_served_here {
+        arch::interrupt(called.trailing_zeros() as u16);
+    }
+}
+
+/// Makes a thread that runs on another CPU look for its work. It enters the kernel for that.
+#[cold]
+pub(super) fn kick(thread: &Thread) {
+    let cpu = thread.runs_on.load(Ordering::Relaxed);
+    if cpu != NO_CPU && cpu != u32::from(arch::cpu()) {
+        arch::interrupt(cpu as u16);
+    }
+}
+
+/// Sets the CPUs that may run a thread, one bit for each. At least one of them is online. The
+/// thread leaves any other CPU soon.
+pub(super) fn set_allowed(thread: &Thread, cpus: u64) {
+    thread.allowed.store(cpus, Ordering::Relaxed);
+    if let Some(record) = record_of(thread)
+        && cpus & 1 << record.number == 0
+    {
+        thread.work.fetch_or(work::RESCHEDULE, Ordering::Relaxed);
+        kick(thread);
+    }
+}
+
+/// Whether this CPU may run the thread.
+pub(super) fn is_allowed_here(thread: &Thread) -> bool {
+    thread.allowed.load(Ordering::Relaxed) & own_bit() != 0
+}
