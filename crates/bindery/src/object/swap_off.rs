@@ -45,7 +45,7 @@ fn swap_in_all<P: Platform>(memory: &Memory<P>, area: u8) -> Result<(), Error> {
         next.map(|state| unsafe { Object::of_holder(memory, state) })
     };
     while let Some(object) = after(&last) {
-        object.swap_in_area(area)?;
+        swap_in_area(&object, area)?;
         last = Some(object);
     }
     Ok(())
@@ -64,45 +64,49 @@ impl<'m, P: Platform> Object<'m, P> {
             pager: core::marker::PhantomData,
         }
     }
+}
 
-    fn swap_in_area(&self, area: u8) -> Result<(), Error> {
-        let (memory, object) = (self.memory, self.state());
-        let orders = object.orders(memory, MappingFlags::empty());
-        let mut from = 0;
-        // The folio that a device has read is held until the index has it.
-        let mut _kept = None;
-        while let Some(run) = self.next_in_area(from, area) {
-            interrupt::check_any(memory.platform())?;
-            memory.retry(|| {
-                let bring = |_: &_| swap_in(memory, object, run.page, orders);
-                match object.invalidate_lock.with_read(memory.platform(), bring) {
-                    Ok(_) => Ok(()),
-                    Err(Stop::Failed(failure)) => Err(failure),
-                    Err(Stop::Wait(wait)) => {
-                        _kept = wait.wait(memory, None)?;
-                        Ok(())
-                    }
+/// The pages that one object has in the area.
+fn swap_in_area<P: Platform>(object: &Object<'_, P>, area: u8) -> Result<(), Error> {
+    let (memory, object) = (object.memory, object.state());
+    let orders = object.orders(memory, MappingFlags::empty());
+    let mut from = 0;
+    // The folio that a device has read is held until the index has it.
+    let mut _kept = None;
+    while let Some(run) = next_in_area(memory, object, from, area) {
+        interrupt::check_any(memory.platform())?;
+        memory.retry(|| {
+            let bring = |_: &_| swap_in(memory, object, run.page, orders);
+            match object.invalidate_lock.with_read(memory.platform(), bring) {
+                Ok(_) => Ok(()),
+                Err(Stop::Failed(failure)) => Err(failure),
+                Err(Stop::Wait(wait)) => {
+                    _kept = wait.wait(memory, None)?;
+                    Ok(())
                 }
-            })?;
-            from = run.page;
-        }
-        Ok(())
-    }
-
-    /// The first run of pages at or after `from` that is in the area.
-    fn next_in_area(&self, from: u64, area: u8) -> Option<SwappedRun> {
-        let object = self.state();
-        if object.pages.swapped() == 0 {
-            return None;
-        }
-        let mut from = from;
-        loop {
-            let platform = self.memory.platform();
-            let run = object.pages.look(platform, |index| index.next_swapped(from, u64::MAX))?;
-            if run.first.area == area {
-                return Some(run);
             }
-            from = run.page + u64::from(run.count);
+        })?;
+        from = run.page;
+    }
+    Ok(())
+}
+
+/// The first run of pages at or after `from` that is in the area.
+fn next_in_area<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    mut from: u64,
+    area: u8,
+) -> Option<SwappedRun> {
+    if object.pages.swapped() == 0 {
+        return None;
+    }
+    loop {
+        let platform = memory.platform();
+        let run = object.pages.look(platform, |index| index.next_swapped(from, u64::MAX))?;
+        if run.first.area == area {
+            return Some(run);
         }
+        from = run.page + u64::from(run.count);
     }
 }

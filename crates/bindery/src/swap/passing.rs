@@ -9,9 +9,9 @@
 //! ([`crate::reclaim`]) before the clock advances.
 //!
 //! ```text
-//! faults on     100  101  300  102  301  103  105  ...
-//! in order        0    1    0    2    1    3    4      passing from the third on
-//! ring                                   103  105      the last few stay
+//! faults on           100  101  300  102  301  103  105  ...
+//! faults in order       1    2    1    3    2    4    5      passing from the fourth on
+//! ring                                         103  105      the last few stay
 //! ```
 //!
 //! The clock still advances: each passing page that is needed after its eviction advances the hand
