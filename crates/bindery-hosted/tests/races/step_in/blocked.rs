@@ -5,7 +5,7 @@
 /// Held calls, and calls that cannot succeed in between.
 const NEVER: &[(&[&str], &[&str])] = &[
     // User copies hold the VMA for reading.
-    (&["move anon", "move anon, congruent"], &["read_user", "write_user to anon"]),
+    (&["move anon", "move anon, congruent", "munmap anon"], &["read_user", "write_user to anon"]),
     (
         &["move file", "move file, congruent", "mprotect none", "munmap all", "munmap part"],
         &["read_user"],
@@ -28,7 +28,7 @@ const NEVER: &[(&[&str], &[&str])] = &[
         ],
     ),
     (
-        &["move anon", "move anon, congruent"],
+        &["move anon", "move anon, congruent", "munmap anon"],
         &[
             "move anon",
             "move anon, congruent",
@@ -40,7 +40,13 @@ const NEVER: &[(&[&str], &[&str])] = &[
     ),
     (&["munmap all"], &["move private, leaving the mapping"]),
     (
-        &["move anon", "move anon, congruent", "grow and lock", "guard install in anon"],
+        &[
+            "move anon",
+            "move anon, congruent",
+            "munmap anon",
+            "grow and lock",
+            "guard install in anon",
+        ],
         &["grow and lock"],
     ),
     (
@@ -105,7 +111,10 @@ const NEVER: &[(&[&str], &[&str])] = &[
         &["munmap all", "sync", "truncate", "punch", "punch all"],
         &["fault private, write", "fault private, read"],
     ),
-    (&["move anon", "move anon, congruent", "guard install in anon"], &["fault anon, write"]),
+    (
+        &["move anon", "move anon, congruent", "munmap anon", "guard install in anon"],
+        &["fault anon, write"],
+    ),
     (
         &[
             "move file",
@@ -127,6 +136,7 @@ const NEVER: &[(&[&str], &[&str])] = &[
             "move file, congruent",
             "move anon",
             "move anon, congruent",
+            "munmap anon",
             "munmap all",
             "mprotect none",
             "mprotect read",
@@ -138,7 +148,13 @@ const NEVER: &[(&[&str], &[&str])] = &[
         &["pin"],
     ),
     (
-        &["move anon", "move anon, congruent", "dontneed anon", "guard install in anon"],
+        &[
+            "move anon",
+            "move anon, congruent",
+            "munmap anon",
+            "dontneed anon",
+            "guard install in anon",
+        ],
         &["collapse anon"],
     ),
 ];

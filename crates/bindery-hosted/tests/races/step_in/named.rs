@@ -1,5 +1,5 @@
-//! Combinations that once failed, each in its own test. The first call is held at each of its steps
-//! in turn, so the tests stay valid if the core's flushes and locks move.
+//! Combinations that once failed or that guard one rule, each in its own test. The first call is
+//! held at each of its steps in turn, so the tests stay valid if the core's flushes and locks move.
 
 use bindery::arch::{AArch64, Riscv64, X86_64};
 use bindery_hosted::Walk;
@@ -93,4 +93,14 @@ fn no_store_succeeds_after_mprotect_none_beside_punch() {
         meet_everywhere(hole, "mprotect none");
         meet_everywhere(hole, "mprotect none, one table");
     }
+}
+
+/// 1. A write fault has found the VMA and the entry, shared or empty;
+/// 2. `munmap` removes the mapping and returns;
+/// 3. the fault maps a page where no VMA is.
+#[test]
+fn no_write_fault_maps_a_page_after_munmap() {
+    meet_everywhere("fault private, write", "munmap all");
+    meet_everywhere("fault anon, write", "munmap anon");
+    meet_everywhere("fault file, write", "munmap part");
 }

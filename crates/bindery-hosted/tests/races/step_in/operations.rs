@@ -210,6 +210,10 @@ fn mappings<A: Walk>() -> Vec<Operation<A>> {
         })
         .revokes(Which::Space, FILE + PAGE_SIZE, 3 * MIB, Denied::Everything)
         .holds_until(&["map over"]),
+        Operation::new("munmap anon", |w| w.space.munmap(VirtAddr(ANON), LENGTH).is_ok())
+            .revokes(Which::Space, ANON, LENGTH, Denied::Everything)
+            .holds_until(&[])
+            .loses(ANON, LENGTH),
         Operation::new("munmap all", |w| w.space.munmap(VirtAddr(FILE), 16 * MIB).is_ok())
             .revokes(Which::Space, FILE, 16 * MIB, Denied::Everything)
             .holds_until(&["map over"]),
