@@ -11,8 +11,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64 as Count, AtomicU64 as Taken, Ordering::Relaxed as StdRelaxed};
 
+use crate::sync::model;
 use crate::sync::model::sync::Mutex;
-use crate::sync::model::{self, thread};
 
 use super::*;
 
@@ -108,11 +108,6 @@ impl World {
     }
 }
 
-struct Shared(Rc<World>);
-
-// SAFETY: the model's threads share the world and run one at a time; the last thread drops it.
-unsafe impl Send for Shared {}
-
 /// Runs `first` concurrently with `second`, after `before`, which leaves `left` pages committed.
 /// Returns the number of times that the lock was acquired.
 fn explore(omit: Omit, before: fn(&World), [first, second]: [fn(&World); 2], left: i64) -> u64 {
@@ -121,13 +116,7 @@ fn explore(omit: Omit, before: fn(&World), [first, second]: [fn(&World); 2], lef
     model::check(Some(4), move || {
         let world = Rc::new(World::new(omit, &shared));
         before(&world);
-        let other = Shared(Rc::clone(&world));
-        let other = thread::spawn(move || {
-            let other = other;
-            second(&other.0);
-        });
-        first(&world);
-        other.join().unwrap();
+        model::beside(&world, [second], first);
         let committed = world.state.committed(&On(&world, 0));
         assert_eq!(committed as i64, left, "pages are counted");
     });

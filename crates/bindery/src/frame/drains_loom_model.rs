@@ -11,14 +11,13 @@
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool as Flag, Ordering::Relaxed as StdRelaxed};
-use std::vec::Vec;
 
+use crate::sync::model;
 use crate::sync::model::sync::Mutex;
 use crate::sync::model::sync::atomic::{
     AtomicU8,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
-use crate::sync::model::{self, thread};
 
 use super::drains::{self, DRAINING, EMPTY, Machine, UNKNOWN};
 
@@ -147,11 +146,6 @@ impl World {
     }
 }
 
-struct Shared(Rc<World>);
-
-// SAFETY: the model's threads share the world and run one at a time; the last thread drops it.
-unsafe impl Send for Shared {}
-
 /// CPU 0 frees and allocates, concurrently with allocations of `others` CPUs.
 fn explore(omit: Omit, others: usize) -> bool {
     let free = move |world: &World| world.free(others as u64 + 1);
@@ -183,18 +177,13 @@ fn check(
             lists: Mutex::new(on_lists),
             skipped: Arc::clone(&shared),
         });
-        let cpus: Vec<_> = (0..others)
-            .map(|_| {
-                let shared = Shared(Rc::clone(&world));
-                thread::spawn(move || {
-                    let shared = shared;
-                    allocate(&shared.0);
-                })
-            })
-            .collect();
-        before(&world);
-        assert!(world.allocate(), "a frame was free");
-        cpus.into_iter().for_each(|cpu| cpu.join().unwrap());
+        let other = move |world: &World| {
+            allocate(world);
+        };
+        model::beside(&world, (0..others).map(|_| other), |world| {
+            before(world);
+            assert!(world.allocate(), "a frame was free");
+        });
     });
     skipped.load(StdRelaxed)
 }

@@ -11,8 +11,8 @@ use core::ptr::{NonNull, without_provenance_mut};
 use std::rc::Rc;
 use std::vec::Vec;
 
+use crate::sync::model;
 use crate::sync::model::sync::Mutex;
-use crate::sync::model::{self, thread};
 
 use super::magazine::Kept;
 
@@ -85,11 +85,6 @@ impl World {
     }
 }
 
-struct Shared(Rc<World>);
-
-// SAFETY: the model's threads share the world and run one at a time; the last thread drops it.
-unsafe impl Send for Shared {}
-
 fn explore(omit: Omit, others: usize) {
     model::check(Some(if others > 1 { 3 } else { 6 }), move || {
         let mut full = Kept::EMPTY;
@@ -101,17 +96,11 @@ fn explore(omit: Omit, others: usize) {
             magazines: [Mutex::new(Kept::EMPTY), Mutex::new(full)],
             lists: Mutex::new(Lists { slots: Vec::new(), drains: 0 }),
         });
-        let cpus: Vec<_> = (0..others)
-            .map(|_| {
-                let shared = Shared(Rc::clone(&world));
-                thread::spawn(move || {
-                    let shared = shared;
-                    shared.0.allocate(Some(&shared.0.magazines[0]));
-                })
-            })
-            .collect();
-        assert!(world.allocate(None).is_some(), "a slot was free");
-        cpus.into_iter().for_each(|cpu| cpu.join().unwrap());
+        let other = |world: &World| {
+            world.allocate(Some(&world.magazines[0]));
+        };
+        let slot = model::beside(&world, (0..others).map(|_| other), |world| world.allocate(None));
+        assert!(slot.is_some(), "a slot was free");
     });
 }
 

@@ -10,6 +10,7 @@
 //! | `parking` | threads that sleep until a word changes |
 //! | `completions` | threads that wait for work of a device or a pager |
 //! | `model` | threads, locks and words of a model checker, for tests |
+//! | `loom_model_threads` | the threads of a model, which share its world, for tests |
 //! | `word` | an atomic word of the core library or of a model checker |
 //! | `lock_api` | `LockApi04` and `LockApi05`: any lock of the `lock_api` crate |
 //!
@@ -29,6 +30,8 @@
 pub(crate) mod completions;
 #[cfg(any(feature = "lock_api_04", feature = "lock_api_05"))]
 mod lock_api;
+#[cfg(all(test, any(loom, shuttle)))]
+mod loom_model_threads;
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) mod model;
 mod mutex;

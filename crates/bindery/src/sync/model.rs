@@ -9,6 +9,8 @@ pub(crate) use loom::{cell, sync, thread};
 #[cfg(shuttle)]
 pub(crate) use shuttle::{sync, thread};
 
+pub(crate) use super::loom_model_threads::beside;
+
 /// Runs every interleaving with at most `preemptions` preemptions; `None` means any number.
 #[cfg(loom)]
 pub(crate) fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {

@@ -348,12 +348,6 @@ impl World {
     }
 }
 
-/// The world, which a test shares among the model's threads.
-struct Shared(Rc<World>);
-
-// SAFETY: the model runs one thread at a time.
-unsafe impl Send for Shared {}
-
 type Work = fn(&World);
 
 /// A world in its initial state.
@@ -381,16 +375,7 @@ fn explore_scene<const N: usize>(scene: Scene, work: [Work; N]) -> Arc<Seen> {
     let shared = Arc::clone(&seen);
     model::check(Some(if N > 2 { 3 } else { PREEMPTIONS }), move || {
         let world = World::new(scene, &shared);
-        let mut others = Vec::new();
-        for work in work.into_iter().skip(1) {
-            let shared = Shared(Rc::clone(&world));
-            others.push(thread::spawn(move || {
-                let shared = shared;
-                work(&shared.0);
-            }));
-        }
-        work[0](&world);
-        others.into_iter().for_each(|cpu| cpu.join().unwrap());
+        model::beside(&world, work.into_iter().skip(1), work[0]);
         world.audit();
     });
     seen

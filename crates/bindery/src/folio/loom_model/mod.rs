@@ -24,9 +24,8 @@ mod world;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::vec::Vec;
 
-use crate::sync::model::{self, thread};
+use crate::sync::model;
 
 use super::count::{self, MAPPING};
 use super::handle::Folio;
@@ -37,12 +36,6 @@ use world::{FIRST, Omit, Seen, World};
 
 const PREEMPTIONS: usize = 3;
 
-/// The world, which a test shares among the model's threads.
-struct Shared(Rc<World>);
-
-// SAFETY: the model runs one thread at a time.
-unsafe impl Send for Shared {}
-
 type Work = fn(&World);
 
 fn explore<const N: usize>(omit: Omit, prepare: Work, work: [Work; N]) -> Arc<Seen> {
@@ -51,16 +44,7 @@ fn explore<const N: usize>(omit: Omit, prepare: Work, work: [Work; N]) -> Arc<Se
     model::check((N > 2).then_some(PREEMPTIONS), move || {
         let world = World::new(omit, &shared);
         prepare(&world);
-        let mut others = Vec::new();
-        for work in work.into_iter().skip(1) {
-            let shared = Shared(Rc::clone(&world));
-            others.push(thread::spawn(move || {
-                let shared = shared;
-                work(&shared.0);
-            }));
-        }
-        work[0](&world);
-        others.into_iter().for_each(|cpu| cpu.join().unwrap());
+        model::beside(&world, work.into_iter().skip(1), work[0]);
         world.audit();
     });
     seen
