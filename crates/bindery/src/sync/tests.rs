@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use super::parking::Parking;
-use super::rw_lock::RwLock;
+use super::rw_lock::{ReadGuard, RwLock, WriteGuard};
 use super::{AlwaysOff, Interrupts, Mutex, RawLock, SpinLock};
 
 /// Several threads increment a number without atomic instructions.
@@ -174,4 +174,74 @@ fn an_impatient_writer_leaves_the_lock_unchanged() {
     assert!(lock.try_read(&Spins).is_some(), "readers are let in again");
     drop(reader);
     assert!(lock.try_write_while(&Spins, || false).is_some(), "the lock is free");
+}
+
+/// A waiting thread. Whenever it parks, the other thread unlocks and tries at once to lock again.
+struct Overtaken<'a> {
+    lock: &'a RwLock,
+    reader: Cell<Option<ReadGuard<'a, Spins>>>,
+    writer: Cell<Option<WriteGuard<'a, Spins>>>,
+    sleeps: Cell<u32>,
+    overtaken: Cell<u32>,
+}
+
+impl<'a> Overtaken<'a> {
+    /// The other thread has the lock for reading.
+    fn by_readers(lock: &'a RwLock) -> Self {
+        let (reader, writer) = (Cell::new(lock.try_read(&Spins)), Cell::new(None));
+        Self { lock, reader, writer, sleeps: Cell::new(0), overtaken: Cell::new(0) }
+    }
+
+    /// The other thread has the lock for writing.
+    fn by_writers(lock: &'a RwLock) -> Self {
+        let writer = lock.try_write_while(&Spins, || false);
+        Self { reader: Cell::new(None), writer: Cell::new(writer), ..Self::by_readers(lock) }
+    }
+
+    fn counts(&self) -> (u32, u32) {
+        (self.sleeps.get(), self.overtaken.get())
+    }
+}
+
+impl Parking<AtomicU32> for Overtaken<'_> {
+    fn park(&self, _word: &AtomicU32, _expected: u32) {
+        self.sleeps.set(self.sleeps.get() + 1);
+        let again = if let Some(reader) = self.reader.take() {
+            // Readers overlap: the next comes before the last has left.
+            let next = self.lock.try_read(&Spins);
+            drop(reader);
+            let again = next.is_some();
+            self.reader.set(next);
+            again
+        } else {
+            drop(self.writer.take());
+            let next = self.lock.try_write_while(&Spins, || false);
+            let again = next.is_some();
+            self.writer.set(next);
+            again
+        };
+        self.overtaken.set(self.overtaken.get() + u32::from(again));
+    }
+
+    fn unpark(&self, _word: *const AtomicU32) {}
+}
+
+#[test]
+fn a_stream_of_writers_overtakes_a_sleeper_once() {
+    let lock = RwLock::new();
+    let waiter = Overtaken::by_writers(&lock);
+    drop(lock.read(&waiter));
+    assert_eq!(waiter.counts(), (2, 1));
+    let waiter = Overtaken::by_writers(&lock);
+    drop(lock.write(&waiter));
+    assert_eq!(waiter.counts(), (2, 1));
+    assert!(lock.try_write_while(&Spins, || false).is_some(), "the line has left no trace");
+}
+
+#[test]
+fn a_stream_of_readers_overtakes_no_writer() {
+    let lock = RwLock::new();
+    let waiter = Overtaken::by_readers(&lock);
+    drop(lock.write(&waiter));
+    assert_eq!(waiter.counts(), (1, 0));
 }

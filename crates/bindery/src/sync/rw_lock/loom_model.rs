@@ -8,12 +8,11 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::vec::Vec;
+use std::sync::atomic::{AtomicBool as Flag, AtomicUsize, Ordering::Relaxed};
 
+use crate::sync::model;
 use crate::sync::model::cell::UnsafeCell;
 use crate::sync::model::sync::atomic::{AtomicU32, Ordering};
-use crate::sync::model::{self, thread};
 
 use super::{PARKED, RwLock};
 use crate::sync::parking::Parking;
@@ -22,6 +21,8 @@ use crate::sync::word::Word;
 
 /// The bound on preemptions with three CPUs. (With two, all are explored.)
 const PREEMPTIONS: usize = 3;
+/// The bound for models in which a thread sleeps twice.
+const FEW_PREEMPTIONS: usize = 2;
 
 /// A rule that a model leaves out, to show that it is necessary.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,12 +36,16 @@ enum Omit {
     LastReader,
     /// The lock is unlocked without release.
     Release,
+    /// A reader that leaves the line does not wake the next.
+    NextInLine,
 }
 
 /// A word whose orderings may be weaker than the requested ones.
 struct Model {
     word: AtomicU32,
     omit: Omit,
+    /// The next wake-up is left out.
+    is_silent: Flag,
 }
 
 impl Word<u32> for Model {
@@ -53,14 +58,20 @@ impl Word<u32> for Model {
     }
 
     fn swap(&self, value: u32, order: Ordering) -> u32 {
-        self.word.swap(value, if self.omit == Omit::Release { Ordering::Relaxed } else { order })
+        self.word.swap(value, order)
     }
 
     fn exchange(&self, from: u32, to: u32, order: Ordering, failure: Ordering) -> Result<u32, u32> {
         if self.omit == Omit::Parked && to == from | PARKED {
             return Ok(from);
         }
-        self.word.compare_exchange(from, to, order, failure)
+        let unlocks = order == Ordering::Release;
+        let order = if self.omit == Omit::Release && unlocks { Ordering::Relaxed } else { order };
+        let before = self.word.compare_exchange(from, to, order, failure)?;
+        if self.omit == Omit::NextInLine && !unlocks && from & !to & PARKED != 0 {
+            self.is_silent.store(true, Relaxed);
+        }
+        Ok(before)
     }
 
     fn add(&self, value: u32, order: Ordering) -> u32 {
@@ -92,6 +103,9 @@ impl Parking<Model> for World {
     }
 
     fn unpark(&self, word: *const Model) {
+        if self.lock.0.is_silent.swap(false, Relaxed) {
+            return;
+        }
         // SAFETY: the world outlives the model; no memory is touched.
         self.sleepers.unpark(unsafe { &raw const (*word).word });
     }
@@ -101,7 +115,7 @@ impl World {
     fn new(omit: Omit) -> Rc<Self> {
         let look = if omit == Omit::SecondLook { SecondLook::LeftOut } else { SecondLook::Taken };
         Rc::new(Self {
-            lock: RwLock(Model { word: AtomicU32::new(0), omit }),
+            lock: RwLock(Model { word: AtomicU32::new(0), omit, is_silent: Flag::new(false) }),
             guarded: UnsafeCell::new(0),
             sleepers: Sleepers::new(look),
             omit,
@@ -143,28 +157,21 @@ fn write_if_free(world: &World) {
     }
 }
 
-/// The world, which a test shares among the model's threads.
-struct Shared(Rc<World>);
-
-// SAFETY: the model runs one thread at a time.
-unsafe impl Send for Shared {}
-
 /// Explores the interleavings of the CPUs at the lock, and returns the number of sleeps.
 fn explore<const N: usize>(omit: Omit, work: [fn(&World); N]) -> usize {
+    explore_within((N > 2).then_some(PREEMPTIONS), omit, work)
+}
+
+fn explore_within<const N: usize>(
+    preemptions: Option<usize>,
+    omit: Omit,
+    work: [fn(&World); N],
+) -> usize {
     let slept = Arc::new(AtomicUsize::new(0));
     let sum = Arc::clone(&slept);
-    model::check((N > 2).then_some(PREEMPTIONS), move || {
+    model::check(preemptions, move || {
         let world = World::new(omit);
-        let mut others = Vec::new();
-        for work in work.into_iter().skip(1) {
-            let shared = Shared(Rc::clone(&world));
-            others.push(thread::spawn(move || {
-                let shared = shared;
-                work(&shared.0);
-            }));
-        }
-        work[0](&world);
-        others.into_iter().for_each(|cpu| cpu.join().unwrap());
+        model::beside(&world, work.into_iter().skip(1), work[0]);
         assert_eq!(
             world.lock.0.word.load(Ordering::Relaxed),
             0,
@@ -196,6 +203,14 @@ fn a_writer_giving_up_wakes_later_readers() {
     assert!(explore(Omit::Nothing, [read, write, write_if_free]) > 0);
 }
 
+#[test]
+fn threads_that_slept_in_vain_enter_in_turn() {
+    let few = Some(FEW_PREEMPTIONS);
+    assert!(explore_within(few, Omit::Nothing, [write_twice, write_twice]) > 0);
+    assert!(explore_within(few, Omit::Nothing, [write_twice, read, read]) > 0);
+    assert!(explore_within(few, Omit::Nothing, [write_twice, read, write]) > 0);
+}
+
 // Each rule is necessary: without it, one of the models above fails.
 
 #[test]
@@ -221,4 +236,10 @@ fn a_silent_last_reader_strands_the_writer() {
 #[should_panic(expected = "Causality violation")]
 fn who_unlocks_without_release_lets_two_in() {
     explore(Omit::Release, [write, write]);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_silent_reader_strands_the_next_in_line() {
+    explore_within(Some(FEW_PREEMPTIONS), Omit::NextInLine, [write_twice, read, read]);
 }

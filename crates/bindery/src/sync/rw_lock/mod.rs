@@ -4,11 +4,12 @@
 //! generic over the locks, remain small, and can be referred to by plain pointers. A waiting thread
 //! parks on the word ([`crate::sync::parking`]), and the embedder's scheduler runs another thread.
 //! A lock that is acquired in read sections is held only briefly, and its waiters spin. A waiting
-//! writer blocks new readers.
+//! writer blocks new readers. A thread that has slept in vain joins a line, in which the threads
+//! enter in order ([`mod@line`]).
 //!
 //! ```text
-//! 31      30      29      28 ........ 0
-//! WRITER  CLOSED  PARKED  readers inside
+//! 31      30      29      28      27 ... 24  23 ... 20  19 ........ 0
+//! WRITER  CLOSED  PARKED  QUEUED  next       turn       readers inside
 //! ```
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -19,14 +20,25 @@ use crate::platform::Platform;
 use crate::sync::parking::{Parking, park_while};
 use crate::sync::word::Word;
 
+mod line;
+
+use line::Mode;
+
 /// A writer holds the lock or waits for the readers to leave.
 const WRITER: u32 = 1 << 31;
 /// The guarded record is being freed; only a writer sets it.
 const CLOSED: u32 = 1 << 30;
-/// A thread may be parked on the word. Set only together with [`WRITER`], and cleared with it.
+/// A thread may be parked on the word. A parked thread is blocked by a writer, by readers or by the
+/// line; the step that ends the last of these finds the bit.
 const PARKED: u32 = 1 << 29;
-/// The number of readers.
-const READERS: u32 = PARKED - 1;
+/// Threads are in the line ([`mod@line`]), and only the first of them may enter.
+const QUEUED: u32 = 1 << 28;
+/// One reader.
+const READER: u32 = 1;
+/// The number of readers: at most a million at once, far more threads than a process has.
+const READERS: u32 = (1 << 20) - 1;
+/// A thread that is not in the line may not enter, for reading or for writing.
+const BLOCKED: u32 = WRITER | CLOSED | QUEUED;
 
 /// The lock; see the module.
 #[derive(Debug)]
@@ -44,8 +56,8 @@ impl<W: Word<u32>> RwLock<W> {
         Self(word)
     }
 
-    /// Locks for reading, shared with other readers, unless a writer has the lock or the lock is
-    /// closed.
+    /// Locks for reading, shared with other readers, unless a writer has the lock, threads are in
+    /// its line, or the lock is closed.
     #[inline]
     pub(crate) fn try_read<'a, K: Parking<W>>(
         &'a self,
@@ -59,8 +71,8 @@ impl<W: Word<u32>> RwLock<W> {
     #[inline]
     pub(crate) fn read<'a, K: Parking<W>>(&'a self, parking: &'a K) -> ReadGuard<'a, K, W> {
         parking.might_sleep();
-        while !self.enter_read() {
-            park_while(parking, &self.0, PARKED, |state| state & WRITER != 0);
+        if !self.enter_read() {
+            self.enter_after(parking, Mode::Read);
         }
         ReadGuard { lock: self, parking }
     }
@@ -70,15 +82,15 @@ impl<W: Word<u32>> RwLock<W> {
     pub(crate) fn write<'a, K: Parking<W>>(&'a self, parking: &'a K) -> WriteGuard<'a, K, W> {
         parking.might_sleep();
         if self.0.exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            self.write_after(|blocked| park_while(parking, &self.0, PARKED, blocked));
+            self.write_after(parking);
         }
         WriteGuard { lock: self, parking }
     }
 
-    /// Locks for writing, unless another writer has the lock or waits for it, or the lock is
-    /// closed. If readers hold the lock, blocks further readers and calls `goes_on` until the last
-    /// reader has left or `goes_on` returns false; in the latter case, restores the lock. So
-    /// continuously overlapping readers do not block the caller forever.
+    /// Locks for writing, unless another writer has the lock or waits for it, threads are in its
+    /// line, or the lock is closed. If readers hold the lock, blocks further readers and calls
+    /// `goes_on` until the last reader has left or `goes_on` returns false; in the latter case,
+    /// restores the lock. So continuously overlapping readers do not block the caller forever.
     #[cold]
     pub(crate) fn try_write_while<'a, K: Parking<W>>(
         &'a self,
@@ -87,7 +99,7 @@ impl<W: Word<u32>> RwLock<W> {
     ) -> Option<WriteGuard<'a, K, W>> {
         let mut state = self.0.load(Ordering::Relaxed);
         loop {
-            if state & (WRITER | CLOSED) != 0 {
+            if state & BLOCKED != 0 {
                 return None;
             }
             let entered = state | WRITER;
@@ -105,7 +117,7 @@ impl<W: Word<u32>> RwLock<W> {
                 continue;
             }
             // If the last reader leaves now, the exchange fails and the caller has the lock.
-            let left = state & READERS;
+            let left = state & !(WRITER | PARKED);
             if self.0.exchange(state, left, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                 if state & PARKED != 0 {
                     parking.unpark(&self.0);
@@ -170,12 +182,12 @@ impl<W: Word<u32>> RwLock<W> {
         self.0.load(Ordering::Relaxed) & CLOSED != 0
     }
 
-    /// Adds a reader, unless a writer has the lock or the lock is closed.
+    /// Adds a reader, unless a writer has the lock, threads are in its line, or the lock is closed.
     #[inline]
     fn enter_read(&self) -> bool {
         let mut state = self.0.load(Ordering::Relaxed);
-        while state & (WRITER | CLOSED) == 0 {
-            match self.0.exchange(state, state + 1, Ordering::Acquire, Ordering::Relaxed) {
+        while state & BLOCKED == 0 {
+            match self.0.exchange(state, state + READER, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(newer) => state = newer,
             }
@@ -183,24 +195,57 @@ impl<W: Word<u32>> RwLock<W> {
         false
     }
 
-    /// Acquires the lock for writing when this requires waiting. `wait` is called repeatedly with
-    /// the condition that blocks.
+    /// Locks for writing when this requires waiting, for threads or for readers.
     #[cold]
-    fn write_after(&self, mut wait: impl FnMut(fn(u32) -> bool)) {
+    fn write_after<K: Parking<W>>(&self, parking: &K) {
+        self.enter_after(parking, Mode::Write);
+        while self.0.load(Ordering::Acquire) & READERS != 0 {
+            park_while(parking, &self.0, PARKED, |state| state & READERS != 0);
+        }
+    }
+
+    /// Enters when this requires waiting: as a reader, or as the only writer, beside readers that
+    /// have not left yet. A thread that is blocked again after it has slept joins the line.
+    #[cold]
+    fn enter_after<K: Parking<W>>(&self, parking: &K, mode: Mode) {
+        let mut place = None;
+        let mut has_slept = false;
         loop {
             let state = self.0.load(Ordering::Relaxed);
-            if state & WRITER != 0 {
-                wait(|state| state & WRITER != 0);
-            } else if self
-                .0
-                .exchange(state, state | WRITER, Ordering::Acquire, Ordering::Relaxed)
-                .is_ok()
+            if !line::is_blocked(state, place) {
+                let entered = line::enter(state, place, mode);
+                if self.0.exchange(state, entered, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                    if state & !entered & PARKED != 0 {
+                        parking.unpark(&self.0);
+                    }
+                    return;
+                }
+            } else if has_slept
+                && place.is_none()
+                && let Some((joined, last)) = line::join(state)
             {
-                break;
+                // Relaxed: the thread acquires when it enters.
+                let attempt = self.0.exchange(state, joined, Ordering::Relaxed, Ordering::Relaxed);
+                place = attempt.is_ok().then_some(last);
+            } else {
+                park_while(parking, &self.0, PARKED, |state| line::is_blocked(state, place));
+                has_slept = true;
             }
         }
-        while self.0.load(Ordering::Acquire) & READERS != 0 {
-            wait(|state| state & READERS != 0);
+    }
+
+    /// Unlocks for a writer beside whose lock other threads have joined the line or parked.
+    #[cold]
+    fn leave_write<K: Parking<W>>(&self, parking: &K) {
+        loop {
+            let state = self.0.load(Ordering::Relaxed);
+            let left = state & !(WRITER | PARKED);
+            if self.0.exchange(state, left, Ordering::Release, Ordering::Relaxed).is_ok() {
+                if state & PARKED != 0 {
+                    parking.unpark(&self.0);
+                }
+                return;
+            }
         }
     }
 }
@@ -236,13 +281,30 @@ impl RwLock {
     ) -> R {
         platform.enter_read();
         if self.0.exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            self.write_after(|_| platform.relax());
+            self.write_after_spinning(platform);
         }
         let guard = WriteGuard { lock: self, parking: platform };
         let result = work();
         drop(guard);
         platform.leave_read();
         result
+    }
+
+    #[cold]
+    fn write_after_spinning<P: Platform>(&self, platform: &P) {
+        loop {
+            let state = self.0.load(Ordering::Relaxed);
+            let blocked = state | WRITER;
+            if state & WRITER == 0
+                && self.0.exchange(state, blocked, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                break;
+            }
+            platform.relax();
+        }
+        while self.0.load(Ordering::Acquire) & READERS != 0 {
+            platform.relax();
+        }
     }
 }
 
@@ -298,10 +360,8 @@ impl<K: Parking<W>, W: Word<u32>> WriteGuard<'_, K, W> {
 impl<K: Parking<W>, W: Word<u32>> Drop for WriteGuard<'_, K, W> {
     #[inline]
     fn drop(&mut self) {
-        // No reader enters or leaves while the lock is held, so the swap clears only the waiters'
-        // bit.
-        if self.lock.0.swap(0, Ordering::Release) & PARKED != 0 {
-            self.parking.unpark(&self.lock.0);
+        if self.lock.0.exchange(WRITER, 0, Ordering::Release, Ordering::Relaxed).is_err() {
+            self.lock.leave_write(self.parking);
         }
     }
 }
