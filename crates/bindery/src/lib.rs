@@ -167,7 +167,7 @@ pub use memory::{Commitment, DirtyLimit, FolioPolicy, FrameKind, Memory, SizeMod
 pub use object::{
     Accounting, Attachments, ErrorMark, FileSystem, FrameList, FramePiece, FrameSource, Growth,
     KeptRead, KeptWrite, Object, Pager, PagerError, ParkedOn, Quota, ReadBuffer, ReadPattern,
-    ReadRequest, Sealing, Seals, SegmentId, StoredBytes, WeakObject, WriteRequest,
+    ReadRequest, Sealing, Seals, SegmentId, StoredBytes, WeakObject, WriteAccess, WriteRequest,
 };
 pub use platform::Platform;
 pub use reclaim::Reclaimed;

@@ -14,6 +14,10 @@ const HANGS: Duration = Duration::from_secs(60);
 pub enum Io {
     Read,
     Write,
+    Discard,
+    /// Only of a [`super::reserving_pager::ReservingFiles`], like the next one.
+    MakeWritable,
+    PrepareWrite,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -91,7 +95,8 @@ impl HeldFiles {
         asked.iter().filter(concerns).count()
     }
 
-    fn enter(&self, io: Io, first: u64, count: u64) {
+    /// Logs a request, and holds the call if it was chosen.
+    pub fn enter(&self, io: Io, first: u64, count: u64) {
         self.asked.lock().unwrap().push((io, first, count));
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
         let chosen = |page| (first..first + count).contains(&page);

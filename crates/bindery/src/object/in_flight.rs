@@ -8,7 +8,8 @@
 //! |---|---|---|
 //! | read, read ahead | a fetch, while the pager fills folios that are not in the page index yet | a fetch of one of the pages |
 //! | write | a `sync`, or a writer at a dirty limit, while the pager stores pages | a call that writes, drops or replaces them |
-//! | change | a thread that drops or replaces pages, or writes them from outside | a fetch or a `sync` of the pages |
+//! | change | a thread that replaces pages, or writes them from outside | a fetch or a `sync` of the pages |
+//! | cut | a thread that drops pages | the same, and a fault that would make one of the pages writable |
 //! | turn | a `sync` that met a change | later changes |
 //!
 //! A waiting thread holds no lock and retries after the wait ([`super::Wait`]).
@@ -29,6 +30,11 @@
 //! from the mappings. A thread that wants to write to a page either holds that lock for reading,
 //! from its check of the list until it is done ([`super::pages::mark_dirty`]), or has a
 //! change of its own in the list, during which no write begins.
+//!
+//! # No page is written in the middle of a cut
+//! A cut is a change that drops pages. Its thread waits for the faults that have the invalidate
+//! lock, before it tells the pager ([`super::mapped_write::wait_for_faults`]). Later faults find
+//! the cut in the list.
 //!
 //! # No circular wait, and no endless one
 //! A thread with a read or a write in the list waits only for the pager. A read ahead and a
@@ -57,12 +63,17 @@ pub(super) enum TransferKind {
     ReadAhead,
     Write,
     Change,
+    /// A change that drops pages.
+    Cut,
     Turn,
 }
 
+/// Changes of both kinds.
+pub(super) const CHANGES: [TransferKind; 2] = [TransferKind::Change, TransferKind::Cut];
+
 /// The operations that block the start of a fetch of the pages.
-pub(super) const KEEP_FROM_READING: [TransferKind; 3] =
-    [TransferKind::Read, TransferKind::Change, TransferKind::ReadAhead];
+pub(super) const KEEP_FROM_READING: [TransferKind; 4] =
+    [TransferKind::Read, TransferKind::Change, TransferKind::Cut, TransferKind::ReadAhead];
 
 /// A record of pages in flight. It lies in the memory of the call that moves the pages, or of the
 /// read ([`super::page_read`]). All its fields are read and written with the index lock held for
@@ -141,11 +152,13 @@ pub(super) struct Ends {
     ended: AtomicU32,
     /// The number of writes in the list.
     writes: AtomicU32,
+    /// The number of cuts in the list.
+    cuts: AtomicU32,
 }
 
 impl Ends {
     pub(super) const fn new() -> Self {
-        Self { ended: AtomicU32::new(0), writes: AtomicU32::new(0) }
+        Self { ended: AtomicU32::new(0), writes: AtomicU32::new(0), cuts: AtomicU32::new(0) }
     }
 
     /// Whether no page is being stored. A true result stays true for as long as the caller holds
@@ -154,6 +167,13 @@ impl Ends {
     pub(super) fn no_writes(&self) -> bool {
         // Acquire: the pager has read a page before the next write to it.
         self.writes.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether no cut has begun. A caller that holds the invalidate lock finds each cut whose
+    /// thread has waited for the holders of that lock.
+    #[inline]
+    pub(super) fn no_cuts(&self) -> bool {
+        self.cuts.load(Ordering::Relaxed) == 0
     }
 
     /// Sets the number of writes. The index lock is held for writing.
@@ -240,7 +260,7 @@ impl InFlight {
 
     /// The start of the first change that overlaps the pages and is older than `number`.
     pub(super) fn first_change(&self, pages: PageRange, number: u64) -> Option<u64> {
-        let changes = self.overlapping(pages, &[TransferKind::Change]);
+        let changes = self.overlapping(pages, &CHANGES);
         let older = changes.filter(|change| change.number.get() < number);
         older.map(|change| change.first.get()).min()
     }
@@ -279,8 +299,8 @@ impl InFlight {
 
     /// The record that blocks a fetch of the pages, if one exists.
     pub(super) fn in_the_way(&self, ends: &Ends, pages: PageRange) -> Option<InTheWay> {
-        let [read, change, ahead] = KEEP_FROM_READING;
-        let awaited = self.awaits(ends, pages, &[read, change]).map(InTheWay::Thread);
+        let [read, change, cut, ahead] = KEEP_FROM_READING;
+        let awaited = self.awaits(ends, pages, &[read, change, cut]).map(InTheWay::Thread);
         awaited.or_else(|| self.overlaps(pages, &[ahead]).then_some(InTheWay::ReadAhead))
     }
 
@@ -328,6 +348,9 @@ impl InFlight {
             ends.set_writes(ends.writes.load(Ordering::Relaxed) + 1);
             self.being_stored += pages.end - pages.first;
         }
+        if kind == TransferKind::Cut {
+            ends.cuts.store(ends.cuts.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
         number
     }
 
@@ -349,6 +372,9 @@ impl InFlight {
         if record.kind.get() == TransferKind::Write {
             ends.set_writes(ends.writes.load(Ordering::Relaxed) - 1);
             self.being_stored -= record.end.get() - record.first.get();
+        }
+        if record.kind.get() == TransferKind::Cut {
+            ends.cuts.store(ends.cuts.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
         }
         ends.ended.fetch_add(1, Ordering::Release);
         record.wanted.get()

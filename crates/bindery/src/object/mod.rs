@@ -15,6 +15,7 @@
 //! | `lent` | what was lent to it for as long as it has holders |
 //! | `attachments` | reports of its mappings |
 //! | `pages` | pages found, marked dirty |
+//! | `mapped_write` | pages that faults and pins make dirty, with the pager's consent |
 //! | `dropping` | pages dropped |
 //! | `placed_folio` | a folio at its place in an object |
 //! | `fetch`, `ask` | pages brought in, without the pager and from it |
@@ -105,6 +106,7 @@ mod in_flight;
 mod invalidate;
 mod last_holder;
 mod lent;
+pub(crate) mod mapped_write;
 mod mappings;
 mod page_index;
 mod page_read;
@@ -157,7 +159,7 @@ pub use file_system::FileSystem;
 pub(crate) use frame_source::ShownFrames;
 pub use frame_source::{FrameList, FramePiece, FrameSource};
 pub(crate) use invalidate::PagesStay;
-pub use pager::{Pager, PagerError};
+pub use pager::{Pager, PagerError, WriteAccess};
 pub use polled_wait::ParkedOn;
 pub(crate) use polled_wait::{ObjectWait, Polled, PolledWait};
 pub use quota::Quota;

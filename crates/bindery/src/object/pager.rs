@@ -74,6 +74,24 @@ impl fmt::Display for PagerError {
 
 impl core::error::Error for PagerError {}
 
+/// The answer of [`Pager::make_writable`].
+///
+/// ```
+/// use bindery::WriteAccess;
+///
+/// /// Consents if the blocks are reserved already, and reserves them in another call otherwise.
+/// fn answer(are_reserved: bool) -> WriteAccess {
+///     if are_reserved { WriteAccess::Granted } else { WriteAccess::Later }
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WriteAccess {
+    /// The pages may be written.
+    Granted,
+    /// The pager has to sleep first: it is asked again after [`Pager::prepare_write`].
+    Later,
+}
+
 /// The storage of files, provided by the embedder's file systems. It fills pages that are read and
 /// stores pages that were written.
 ///
@@ -86,8 +104,8 @@ impl core::error::Error for PagerError {}
 /// different files and different pages of one file at the same time.
 ///
 /// # Locks
-/// [`Pager::begin_read`], [`Pager::begin_write`], [`Pager::read`], [`Pager::write`] and
-/// [`Pager::removed`] are called without any lock: neither the caller nor a thread that waits for
+/// [`Pager::begin_read`], [`Pager::begin_write`], [`Pager::read`], [`Pager::write`],
+/// [`Pager::prepare_write`] and [`Pager::removed`] are called without any lock: neither the caller nor a thread that waits for
 /// it holds a mutex of an address space, a VMA or a lock of the object. These methods may call the
 /// core, with the same address space and the same object, unless that call would wait for the
 /// method itself:
@@ -103,7 +121,11 @@ impl core::error::Error for PagerError {}
 /// [`Pager::resize`] and [`Pager::discard`] are called with the object locked against other changes
 /// of its size and content from outside of mappings: they must not write, resize or punch the same
 /// object. No other lock is held, and none of the pages concerned is being read or stored, except
-/// for reads whose result is discarded.
+/// for reads whose result is discarded. No page becomes writable during the call: a fault of one of
+/// them waits.
+///
+/// [`Pager::make_writable`] is called with a VMA and the object locked. It must not sleep or call
+/// the core. Its locks must be spin locks that are held across no call of the core.
 ///
 /// ```
 /// use bindery::{Pager, PagerError, ReadBuffer, StoredBytes};
@@ -206,6 +228,50 @@ pub trait Pager: Send + Sync {
     ) -> Result<(), PagerError> {
         let _ = (file, first_page, from);
         Err(PagerError::NotSupported)
+    }
+
+    /// Asks whether `pages` pages of the file from `first_page` on may become writable in a shared
+    /// mapping. A pager that has to reserve storage, or keeps the time of the last change, does so
+    /// here (Linux: `page_mkwrite`). Called for the first write to a page through a mapping since
+    /// the page was read or stored, for one page or for all pages of a huge leaf; for the first
+    /// write through a further mapping; and at the end of a pin for writing whose pages have been
+    /// stored since. The pages may be dirty already, with or without an earlier consent.
+    ///
+    /// With [`WriteAccess::Granted`] the pages become dirty. What the pager has reserved for them
+    /// is in use until it has stored them, until [`Pager::discard`] or [`Pager::resize`] of them,
+    /// or until [`Pager::removed`]. Pages of which the embedder itself forgets changes
+    /// ([`crate::Object::discard`], [`crate::Object::size_changed`],
+    /// [`crate::Object::discard_failed`]) are not stored either.
+    ///
+    /// The provided version consents.
+    ///
+    /// Context: spins; the fault holds locks.
+    ///
+    /// # Errors
+    /// See [`PagerError`]: the write fails with [`crate::FaultError::Bus`], and nothing has changed
+    /// for any of the pages. If there is no space for a huge leaf, the pager is asked for one page.
+    /// The end of a pin ignores the error: the store of the pages may then fail.
+    fn make_writable(
+        &self,
+        file: u64,
+        first_page: u64,
+        pages: u64,
+    ) -> Result<WriteAccess, PagerError> {
+        let _ = (file, first_page, pages);
+        Ok(WriteAccess::Granted)
+    }
+
+    /// Prepares for writes to the pages, after [`WriteAccess::Later`]: [`Pager::make_writable`]
+    /// then consents, unless another thread has made that impossible in between. No promise that
+    /// the fault asks again: the mapping may be gone, and a reservation would have no page. Called
+    /// without locks in the thread that faults, or in another one
+    /// ([`crate::FaultWait::wait`]).
+    ///
+    /// # Errors
+    /// See [`PagerError`]; the write fails with [`crate::FaultError::Bus`].
+    fn prepare_write(&self, file: u64, first_page: u64, pages: u64) -> Result<(), PagerError> {
+        let _ = (file, first_page, pages);
+        Ok(())
     }
 
     /// Sets the file's size to `size` bytes. The content beyond that size is lost: if the file

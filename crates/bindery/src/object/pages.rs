@@ -16,13 +16,13 @@ use crate::memory::{folio_limit, written_by_call};
 use crate::platform::Platform;
 use crate::swap;
 
+use super::ObjectState;
 use super::dropping::{DropPiece, drop_pages};
 use super::fetch::{FetchPurpose, Wanted, obtain};
 use super::invalidate::{PagesMayGo, PagesStay};
 use super::read_ahead::ReadPattern;
 use super::unsaved::Room;
 use super::wait::{Stop, Wait};
-use super::{Object, ObjectState};
 use crate::bytes;
 use crate::collections::page_tree::{IndexRun, PageFlags, PageIndex, PageStretch, SwapSlot};
 
@@ -287,23 +287,6 @@ pub(crate) fn may_dirty<P: Platform>(
     Ok(())
 }
 
-/// As [`mark_dirty`], if the pages may become dirty now ([`may_dirty`]).
-///
-/// # Errors
-/// As [`may_dirty`] and [`mark_dirty`].
-#[inline]
-pub(crate) fn mark_dirty_in_limit<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    page: u64,
-    count: u64,
-) -> Result<(), Wait> {
-    if object.notices_writes() {
-        may_dirty(memory, object, PageRange::from_count(page, count))?;
-    }
-    mark_dirty(memory, object, page, count)
-}
-
 /// As [`mark_dirty`], for a run whose frames are known.
 ///
 /// # Errors
@@ -321,17 +304,6 @@ pub(super) fn mark_run_dirty<P: Platform>(
         true
     });
     Ok(())
-}
-
-/// Marks `count` pages from `page` on as possibly written without the page tables, by a device that
-/// had pinned them. Skips pages that the object has since dropped. May sleep; called without locks.
-pub(crate) fn mark_written<P: Platform>(object: &Object<'_, P>, page: u64, count: u64) {
-    let (memory, state) = (object.memory, object.state());
-    let mark = |_: &PagesStay| mark_dirty(memory, state, page, count);
-    while let Err(wait) = state.invalidate_lock.with_read(memory.platform(), mark) {
-        // The thread that requested the pager's work receives its error.
-        drop(wait.wait(memory, Some(object)));
-    }
 }
 
 /// Drops the pages from `first` to `end` that were neither written nor mapped since they were

@@ -112,7 +112,8 @@ impl<'m, P: Platform> PolledWait<'m, P> {
             | Wait::Pager(_)
             | Wait::Folio(_)
             | Wait::Memory
-            | Wait::DirtyLimit => (wait, None),
+            | Wait::DirtyLimit
+            | Wait::WriteAccess(_) => (wait, None),
             Wait::Handler(never) => match never {},
         };
         Self { memory, wait, slot, read: None, has_entered: false, is_fault: true }
@@ -127,7 +128,10 @@ impl<'m, P: Platform> PolledWait<'m, P> {
 
     /// Whether the wait is for a pager or a device.
     fn is_for_storage(&self) -> bool {
-        let storage = matches!(self.wait, Wait::Pages(_) | Wait::Pager(_) | Wait::DirtyLimit);
+        let storage = matches!(
+            self.wait,
+            Wait::Pages(_) | Wait::Pager(_) | Wait::DirtyLimit | Wait::WriteAccess(_)
+        );
         storage || self.slot.is_some()
     }
 
@@ -176,7 +180,8 @@ impl<'m, P: Platform> PolledWait<'m, P> {
             | Wait::SwapRequest { .. }
             | Wait::Folio(_)
             | Wait::Memory
-            | Wait::DirtyLimit => Ok(Polled::NeedsThread),
+            | Wait::DirtyLimit
+            | Wait::WriteAccess(_) => Ok(Polled::NeedsThread),
             Wait::Handler(never) => match never {},
         }
     }

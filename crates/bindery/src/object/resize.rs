@@ -9,6 +9,7 @@ use crate::vma::MappingFlags;
 use super::dropping::{DropPiece, drop_pages};
 use super::fetch::{FetchPurpose, Wanted, demand, obtain};
 use super::invalidate::PagesMayGo;
+use super::mapped_write::wait_for_faults;
 use super::mappings::{self, MappingCopies};
 use super::pages::mark_run_dirty;
 use super::seals::Seals;
@@ -88,6 +89,7 @@ impl<P: Platform> Object<'_, P> {
     /// pager is working on none of the pages.
     fn cut(&self, old: u64, bytes: u64) -> Result<(), Failure> {
         if let Some((pager, file)) = self.state().file().filter(|_| bytes != old) {
+            wait_for_faults(self.memory, self.state());
             // Called before the invalidate lock is acquired. The pager no longer reads or stores
             // bytes beyond the new end.
             pager.resize(file, bytes)?;
@@ -174,6 +176,7 @@ impl<P: Platform> Object<'_, P> {
         }
         let (first, after) = (pages_of(offset), end >> PAGE_SHIFT);
         if first < after {
+            wait_for_faults(memory, object);
             pager.discard(file, first, after - first).map_err(Failure::from)?;
         }
         object.invalidate_lock.with_write(memory.platform(), |proof| {

@@ -10,7 +10,7 @@ use crate::platform::Platform;
 
 use super::detached_batch::settle_written;
 use super::in_flight::{
-    Ends, FlightRecord, InFlight, InTheWay, KEEP_FROM_READING, Ticket, TransferKind,
+    CHANGES, Ends, FlightRecord, InFlight, InTheWay, KEEP_FROM_READING, Ticket, TransferKind,
 };
 use super::page_index::Pages;
 
@@ -19,7 +19,7 @@ use super::page_index::Pages;
 pub(super) enum Reads {
     /// The reads stay valid for all pages that the index lacks after the change.
     Stay,
-    /// The reads are canceled.
+    /// The reads are canceled, because the change drops pages.
     Canceled,
 }
 
@@ -88,12 +88,16 @@ impl Pages {
     ) -> R {
         let (platform, record) = (memory.platform(), FlightRecord::new());
         let number = self.alone(platform, |_, in_flight, ends| {
-            if reads == Reads::Canceled {
-                in_flight.cancel_reads(pages);
-            }
+            let kind = match reads {
+                Reads::Stay => TransferKind::Change,
+                Reads::Canceled => {
+                    in_flight.cancel_reads(pages);
+                    TransferKind::Cut
+                }
+            };
             // SAFETY: 1. the record stays in this stack frame and is only borrowed as shared;
             // `_listed` removes it before the frame ends.
-            unsafe { in_flight.insert(ends, &record, TransferKind::Change, pages) }
+            unsafe { in_flight.insert(ends, &record, kind, pages) }
         });
         let _listed = Listed { pages: self, platform, record: &record };
         self.wait_while(memory, |in_flight, ends| {
@@ -145,7 +149,7 @@ impl Pages {
         });
         let _listed = Listed { pages: self, platform, record: &record };
         self.wait_while(memory, |in_flight, ends| {
-            in_flight.await_older(ends, pages, &[TransferKind::Change], number)
+            in_flight.await_older(ends, pages, &CHANGES, number)
         });
         work(number)
     }
@@ -177,9 +181,7 @@ impl Pages {
 
     /// A ticket for the end of a change that overlaps the pages.
     pub(super) fn change_of<P: Platform>(&self, platform: &P, pages: PageRange) -> Option<Ticket> {
-        self.alone(platform, |_, in_flight, ends| {
-            in_flight.awaits(ends, pages, &[TransferKind::Change])
-        })
+        self.alone(platform, |_, in_flight, ends| in_flight.awaits(ends, pages, &CHANGES))
     }
 
     /// Waits for each ticket that `busy` returns, until it returns `None`.
@@ -209,6 +211,22 @@ impl Pages {
         let pages = PageRange::from_count(page, count);
         self.alone(platform, |_, in_flight, ends| {
             in_flight.awaits(ends, pages, &[TransferKind::Write])
+        })
+    }
+
+    /// A ticket for the end of a write or a cut of the pages, during which no fault makes them
+    /// writable. The caller holds the invalidate lock.
+    #[inline]
+    pub(super) fn being_stored_or_cut<P: Platform>(
+        &self,
+        platform: &P,
+        pages: PageRange,
+    ) -> Option<Ticket> {
+        if self.ends.no_writes() && self.ends.no_cuts() {
+            return None;
+        }
+        self.alone(platform, |_, in_flight, ends| {
+            in_flight.awaits(ends, pages, &[TransferKind::Write, TransferKind::Cut])
         })
     }
 

@@ -14,6 +14,7 @@ use crate::userfault::{Ending, QueuedFault, WaitSignals};
 use super::Object;
 use super::ask::Fetch;
 use super::in_flight::Ticket;
+use super::mapped_write;
 use super::read_ahead::NextWindow;
 use super::transfers::Reads;
 use super::write_back::make_room;
@@ -53,6 +54,8 @@ pub(crate) enum Wait<H = Infallible> {
     Memory,
     /// Dirty pages that must be stored to make room for another one ([`crate::DirtyLimit`]).
     DirtyLimit,
+    /// The pager, before these pages become writable ([`crate::Pager::prepare_write`]).
+    WriteAccess(PageRange),
 }
 
 /// The wait of a fault for a handler, if any.
@@ -92,7 +95,8 @@ impl<H: ForHandler> Wait<H> {
     ///
     /// # Errors
     /// The pager's or the device's error; [`Error::OutOfMemory`]; [`Error::NoSpace`] if no more may
-    /// be committed; [`Error::Interrupted`], for a handler and for a dirty limit.
+    /// be committed; [`Error::Interrupted`], for a handler, for a dirty limit, and for pages that
+    /// become writable.
     pub(crate) fn wait<'m, P: Platform>(
         self,
         memory: &'m Memory<P>,
@@ -151,6 +155,10 @@ impl<H: ForHandler> Wait<H> {
                 object.map_or(Ok(()), make_room)?;
                 Ok(None)
             }
+            Self::WriteAccess(pages) => {
+                object.map_or(Ok(()), |object| mapped_write::prepare(object, pages))?;
+                Ok(None)
+            }
         }
     }
 
@@ -165,7 +173,8 @@ impl<H: ForHandler> Wait<H> {
             | Self::Folio(_)
             | Self::Handler(..)
             | Self::Memory
-            | Self::DirtyLimit => false,
+            | Self::DirtyLimit
+            | Self::WriteAccess(_) => false,
         }
     }
 }
@@ -182,7 +191,8 @@ impl Wait {
             | Self::SwapCache { .. }
             | Self::SwapRequest { .. }
             | Self::Memory
-            | Self::DirtyLimit => {}
+            | Self::DirtyLimit
+            | Self::WriteAccess(_) => {}
             Self::Handler(never) => match never {},
         }
     }

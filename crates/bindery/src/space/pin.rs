@@ -10,7 +10,7 @@ use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{self, Arch, KeyRights, Kind, Level};
 use crate::error::{FaultError, PinError};
 use crate::folio::Folio;
-use crate::object::{Object, pages};
+use crate::object::{Object, mapped_write};
 use crate::platform::Platform;
 use crate::table::cursor::Cursor;
 use crate::table::locking::Depth;
@@ -132,7 +132,7 @@ impl<P: Platform> Drop for Pinned<'_, P> {
             self.memory.frames.folio(self.folio).mark_dirty();
         }
         if let Some((file, page)) = &self.file {
-            pages::mark_written(file, *page, u64::from(self.pages));
+            mapped_write::end_pinned(file, *page, u64::from(self.pages));
         }
         // SAFETY: 1. the pins belong to this value.
         unsafe { self.memory.frames.folio(self.folio).unpin() };

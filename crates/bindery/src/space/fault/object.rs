@@ -10,7 +10,7 @@ use crate::collections::page_tree::IndexRun;
 use crate::error::FaultError;
 use crate::folio::Folio;
 use crate::memory::{before_execution, before_execution_of};
-use crate::object::{ObjectState, PagesStay, ReadPattern, Stop, pages};
+use crate::object::{ObjectState, PagesStay, ReadPattern, Stop, mapped_write, pages};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
@@ -67,8 +67,9 @@ impl<'m, P: Platform> Fault<'_, 'm, P> {
             if noticed {
                 part = self.range();
             }
-            if let Err(wait) = pages::mark_dirty_in_limit(memory, object, index, 1) {
-                return Ok(Next::Wait(wait));
+            if let Err(stop) = mapped_write::begin(memory, object, PageRange::from_count(index, 1))
+            {
+                return stopped(stop);
             }
             let attributes = object_attributes(vma, self.access);
             let next = self.map_frames(part, frame_at(frame, page, part), attributes)?;

@@ -3,13 +3,14 @@
 use core::sync::atomic::Ordering;
 
 use crate::Memory;
-use crate::addr::{Frame, PAGE_SHIFT, VirtRange};
+use crate::addr::{Frame, PAGE_SHIFT, PageRange, VirtRange};
 use crate::arch::{
     self, Absent, AbsentFormat, Arch, Entry, EntryIndex, Kind, Level, Marker, Permissions,
 };
+use crate::error::{Error, Failure};
 use crate::events::Unchanged;
 use crate::folio::Folio;
-use crate::object::pages;
+use crate::object::{Stop, mapped_write};
 use crate::platform::Platform;
 use crate::space::entry_policy::entry_policy;
 use crate::space::userfault::{lift_protection, map_protected_page};
@@ -23,6 +24,7 @@ use crate::vma::{MappingFlags, Vma};
 
 use super::copy_on_write::folio_range;
 use super::decision::{Decision, FolioState, MappedPage, Present, Terms};
+use super::object::stopped;
 use super::slow::{Fault, Next, Stepped};
 use super::{Access, Resolved};
 
@@ -148,7 +150,8 @@ impl<P: Platform> Fault<'_, '_, P> {
     }
 
     /// Makes one page writable and records the change: the object or a soft-dirty tracker must
-    /// record the first write to each page. A huge leaf is recorded as a whole.
+    /// record the first write to each page. A huge leaf is recorded as a whole, unless the storage
+    /// has no room for all of its pages.
     fn notify_write(&self) -> Stepped {
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
         let hint = {
@@ -159,9 +162,13 @@ impl<P: Platform> Fault<'_, '_, P> {
         let start = page.align_down(span);
         if let Some(object) = self.vma.object().filter(|object| object.notices_writes()) {
             let first = self.vma.page_offset_of(start);
-            let marked = pages::mark_dirty_in_limit(memory, object, first, span >> PAGE_SHIFT);
-            if let Err(wait) = marked {
-                return Ok(Next::Wait(wait));
+            let pages = PageRange::from_count(first, span >> PAGE_SHIFT);
+            match mapped_write::begin(memory, object, pages) {
+                Ok(()) => {}
+                Err(Stop::Failed(Failure::Refused(Error::NoSpace))) if hint > Level::PTE => {
+                    return self.split_leaf();
+                }
+                Err(stop) => return stopped(stop),
             }
         }
         let section = self.read_section();
@@ -184,6 +191,18 @@ impl<P: Platform> Fault<'_, '_, P> {
         memory.platform().publish_entries();
         flush_local(page_table, VirtRange::raw(start.0, start.0 + span));
         Ok(Next::Done(Resolved::MadeWritable))
+    }
+
+    /// Splits the huge leaf that maps the page, so that the storage is asked for one page.
+    #[cold]
+    fn split_leaf(&self) -> Stepped {
+        let section = self.read_section();
+        let mut cursor = self.cursor(&section);
+        let EntryAt { node, entry, .. } = cursor.entry_at(self.page);
+        if node.level > Level::PTE && node.level.kind(entry) == Kind::Leaf {
+            cursor.split_table_at(self.page)?;
+        }
+        Ok(Next::Again)
     }
 }
 
