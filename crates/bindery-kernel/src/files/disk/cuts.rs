@@ -80,12 +80,10 @@ impl Volume {
 
     /// Ends a cut: frees its blocks, which no block on the disk names now, and cancels the
     /// reservations of its pages. A write in progress that may be about to dirty some of the pages
-    /// relied on their blocks, so it gets reservations instead.
+    /// relied on their blocks, so it gets reservations instead. A mapping's write of one of them
+    /// waits for the end of the cut.
     pub fn release(&mut self, cut: &Cut) {
         self.room_of_cut = None;
-        if let Some(called) = self.called.get_mut(cut.file as usize) {
-            called.remove(&cut.pages);
-        }
         self.unreserve_beside_write(cut.file, &cut.pages);
         self.release_blocks(&cut.freed);
         let Some(Some(write)) = self.writes.get(cut.file as usize) else { return };

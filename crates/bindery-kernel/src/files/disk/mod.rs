@@ -6,6 +6,7 @@
 //! | [`volume`], [`page_set`], [`extents`] | files and free blocks in memory |
 //! | [`placements`] | blocks of stores in progress |
 //! | [`cuts`] | pages that become holes |
+//! | [`mapped_writes`] | room for pages that mappings write |
 //! | [`storage`] | the pager, and the changes of the disk |
 //! | [`node`], [`numbers`] | the nodes of the files, and their numbers |
 //! | [`writer`] | the thread that stores dirty pages early |
@@ -13,6 +14,7 @@
 mod cuts;
 mod extents;
 mod layout;
+mod mapped_writes;
 mod node;
 mod numbers;
 mod page_set;

@@ -114,8 +114,8 @@ impl File {
         writer::written();
     }
 
-    /// Records the changes that the pager has seen: truncations, and stores of pages that programs
-    /// have written through mappings.
+    /// Records the changes that the pager has seen: truncations, and first writes to pages through
+    /// mappings.
     fn hear_news(&self, volume: &mut Volume) {
         if let Some(time) = volume.take_news(self.number()) {
             self.common.written_at(time);
@@ -123,8 +123,8 @@ impl File {
     }
 
     /// Changes attributes, and copies those that the disk has to keep to the record. The volume
-    /// stays locked, because a store that records its time in between would have it overwritten by
-    /// an older one.
+    /// stays locked, because a mapping's write that records its time in between would have it
+    /// overwritten by an older one.
     fn note(&self, change: impl FnOnce(&Common)) {
         let Some(storage) = storage() else { return };
         let mut volume = storage.volume.lock();

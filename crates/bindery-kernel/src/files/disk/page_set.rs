@@ -65,6 +65,12 @@ impl PageSet {
         at.saturating_add(room).min(pages.end)
     }
 
+    /// Makes room for `count` further ranges: as many calls of [`PageSet::add`] then find memory.
+    /// Returns whether there was memory.
+    pub fn make_room(&mut self, count: usize) -> bool {
+        self.ranges.try_reserve(count).is_ok()
+    }
+
     /// Adds pages; pages that are already in the set do not matter. Returns whether there was
     /// memory for the change.
     pub fn add(&mut self, pages: Range<u64>) -> bool {

@@ -4,7 +4,9 @@ use alloc::boxed::Box;
 use core::ops::Range;
 
 use bindery::addr::{Frame, PAGE_SIZE};
-use bindery::{DirtyLimit, FileSystem, Pager, PagerError, Platform, ReadRequest, WriteRequest};
+use bindery::{
+    DirtyLimit, FileSystem, Pager, PagerError, Platform, ReadRequest, WriteAccess, WriteRequest,
+};
 use spin::Once;
 
 use crate::arch;
@@ -383,11 +385,7 @@ impl Pager for Storage {
 
     fn begin_write(&self, request: WriteRequest<'_>) {
         let pages = request.first_page()..request.first_page() + request.pages();
-        let placed = {
-            let mut volume = self.volume.lock();
-            volume.note_store(request.file(), &pages, time::real_time());
-            volume.place(request.file(), pages)
-        };
+        let placed = self.volume.lock().place(request.file(), pages);
         let stored = placed.and_then(|store| {
             let end = store.map(|store| Ended { call: settle, with: store });
             // The blocks of the store are freed before the request fails.
@@ -403,6 +401,17 @@ impl Pager for Storage {
             Ok((job, end)) => job.answer(Answer::Write(request.keep(), end)),
             Err(error) => request.fail(error),
         }
+    }
+
+    fn make_writable(
+        &self,
+        file: u64,
+        first_page: u64,
+        pages: u64,
+    ) -> Result<WriteAccess, PagerError> {
+        let pages = first_page..first_page + pages;
+        self.volume.lock().make_writable(file, &pages, time::real_time())?;
+        Ok(WriteAccess::Granted)
     }
 
     fn resize(&self, file: u64, size: u64) -> Result<(), PagerError> {

@@ -36,9 +36,6 @@ pub struct Volume {
     /// The room for extents that a cut in progress may need again, with the file's number; `None`
     /// without a cut.
     pub(super) room_of_cut: Option<(u64, usize)>,
-    /// The dirty pages of each file that were written by system calls. All other dirty pages were
-    /// written through mappings.
-    pub(super) called: Vec<PageSet>,
     /// The time of the last change of each file's content that its node has not seen yet.
     news: Vec<Option<u64>>,
     /// The number of nodes of each file, including removed files.
@@ -55,10 +52,8 @@ pub struct Volume {
 pub(super) struct Write {
     pub(super) pages: Range<u64>,
     /// Those of the pages that already had a reservation, because another write had dirtied them,
-    /// and still have it.
-    before: PageSet,
-    /// Those of the pages that earlier calls had dirtied.
-    called: PageSet,
+    /// and still have it; and those that a mapping has written since.
+    pub(super) before: PageSet,
 }
 
 /// A file's block that is about to be written, and the blocks of extents that it names.
@@ -96,7 +91,6 @@ impl Volume {
             listed: 0,
             placements: Placements::default(),
             room_of_cut: None,
-            called: (0..FILES).map(|_| PageSet::new()).collect(),
             news: alloc::vec![None; FILES],
             holders: alloc::vec![0; FILES],
             orphans: alloc::vec![false; FILES],
@@ -317,15 +311,10 @@ impl Volume {
     pub fn reserve(&mut self, number: u64, pages: Range<u64>) -> Result<u64, PagerError> {
         let file = self.reservations.get(number as usize).ok_or(PagerError::InputOutput)?;
         let before = file.within(&pages).ok_or(PagerError::OutOfMemory)?;
-        // Without memory for the copy, the time of their store also counts as a change.
-        let called = self.called[number as usize].within(&pages).unwrap_or_default();
-        self.writes[number as usize] = Some(Write { pages: pages.clone(), before, called });
+        self.writes[number as usize] = Some(Write { pages: pages.clone(), before });
         let reserved = self.reserve_holes(number, &pages);
         match &reserved {
             Ok(end) => {
-                // Recorded before the write, because a page that is stored during the write is
-                // clean at its end. Without memory, the time of the store also counts as a change.
-                self.called[number as usize].add(pages.start..*end);
                 if let Some(Some(write)) = self.writes.get_mut(number as usize) {
                     write.pages.end = *end;
                 }
@@ -364,25 +353,11 @@ impl Volume {
     /// of the other pages, except those of pages that were already dirty.
     pub fn end_write(&mut self, number: u64, end: u64) {
         let write = self.writes.get_mut(number as usize).and_then(Option::take);
-        let Some(Write { pages, before, called }) = write else { return };
+        let Some(Write { pages, before }) = write else { return };
         let mut rest = end.max(pages.start)..pages.end;
-        let mut uncalled = rest.clone();
         while let Some(gap) = before.first_gap(&rest) {
             self.unreserve(number, &gap);
             rest.start = gap.end;
-        }
-        while let Some(gap) = called.first_gap(&uncalled) {
-            self.called[number as usize].remove(&gap);
-            uncalled.start = gap.end;
-        }
-    }
-
-    /// Notes the store of pages of a file. If a program has written some of them through a mapping,
-    /// the file changes at this time, because the earlier write was not seen.
-    pub fn note_store(&mut self, number: u64, pages: &Range<u64>, now: u64) {
-        let called = self.called.get_mut(number as usize).map_or(0, |called| called.remove(pages));
-        if called < pages.end - pages.start {
-            self.note_change(number, now);
         }
     }
 
