@@ -237,9 +237,9 @@ pub trait Pager: Send + Sync {
     /// write through a further mapping; and at the end of a pin for writing whose pages have been
     /// stored since. The pages may be dirty already, with or without an earlier consent.
     ///
-    /// With [`WriteAccess::Granted`] the pages become dirty. What the pager has reserved for them
-    /// is in use until it has stored them, until [`Pager::discard`] or [`Pager::resize`] of them,
-    /// or until [`Pager::removed`]. Pages of which the embedder itself forgets changes
+    /// With [`WriteAccess::Granted`] the pages become dirty. Storage that the pager has reserved for
+    /// them is in use until it has stored them, until [`Pager::discard`] or [`Pager::resize`] of
+    /// them, or until [`Pager::removed`]. Pages of which the embedder itself forgets changes
     /// ([`crate::Object::discard`], [`crate::Object::size_changed`],
     /// [`crate::Object::discard_failed`]) are not stored either.
     ///
