@@ -21,7 +21,13 @@
 //!                               b     the instruction after the first one
 //! ```
 //!
-//! The code here runs before the replacement, so it uses no atomics.
+//! [`replace`] runs before the replacement, so it uses no atomics.
+
+use core::arch::asm;
+use core::hint::black_box;
+use core::sync::atomic::{
+    AtomicI8, AtomicI16, AtomicI32, AtomicI64, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
+};
 
 /// A reason why a replacement is not possible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -305,4 +311,84 @@ fn branch_unless_zero(register: u32, offset: i32) -> u32 {
 fn branch(from: *const u32, to: *const u32) -> u32 {
     let words = (to.addr().wrapping_sub(from.addr()) / size_of::<u32>()) as u32;
     0x1400_0000 | words & 0x3ff_ffff
+}
+
+/// Whether operations on atomics of a type return the old value and store the right new one.
+macro_rules! is_right {
+    ($atomic:ident, $number:ident) => {{
+        const VALUES: [$number; 5] = [0, 1, 0x55, $number::MIN, $number::MAX];
+        let is_right = |old: $number, operand: $number| {
+            let gives = |new: $number, operation: fn(&$atomic, $number) -> $number| {
+                let word = $atomic::new(old);
+                operation(black_box(&word), operand) == old && word.load(Ordering::Relaxed) == new
+            };
+            let exchanged = if old == operand { !operand } else { old };
+            gives(old.wrapping_add(operand), |word, by| word.fetch_add(by, Ordering::SeqCst))
+                && gives(old & operand, |word, by| word.fetch_and(by, Ordering::Acquire))
+                && gives(old ^ operand, |word, by| word.fetch_xor(by, Ordering::Release))
+                && gives(old | operand, |word, by| word.fetch_or(by, Ordering::Relaxed))
+                && gives(old.max(operand), |word, by| word.fetch_max(by, Ordering::SeqCst))
+                && gives(old.min(operand), |word, by| word.fetch_min(by, Ordering::Relaxed))
+                && gives(operand, |word, by| word.swap(by, Ordering::AcqRel))
+                && gives(exchanged, |word, by| {
+                    let exchange =
+                        word.compare_exchange(by, !by, Ordering::SeqCst, Ordering::Relaxed);
+                    exchange.unwrap_or_else(|old| old)
+                })
+        };
+        VALUES.iter().all(|old| VALUES.iter().all(|operand| is_right(*old, *operand)))
+    }};
+}
+
+/// Whether the loops do what the instructions do, once they have replaced them.
+pub fn are_right() -> bool {
+    is_right!(AtomicU8, u8)
+        && is_right!(AtomicU16, u16)
+        && is_right!(AtomicU32, u32)
+        && is_right!(AtomicU64, u64)
+        && is_right!(AtomicI8, i8)
+        && is_right!(AtomicI16, i16)
+        && is_right!(AtomicI32, i32)
+        && is_right!(AtomicI64, i64)
+        && keeps_state()
+        && reaches_stack()
+}
+
+/// Whether the loop of an instruction that compares leaves the flags and all registers but its
+/// target as they were. The loop of this one uses x3 to x8.
+fn keeps_state() -> bool {
+    let word = AtomicU64::new(7);
+    let mut others = [3_u64, 4, 5, 6, 7, 8];
+    let [third, fourth, fifth, sixth, seventh, eighth] = &mut others;
+    let (operand, old, equal): (u64, u64, u64);
+    let address: *mut u64;
+    // SAFETY: a maximum of the local word, after a comparison of equal numbers.
+    unsafe {
+        asm!(
+            "cmp xzr, xzr",
+            "ldumax x0, x1, [x2]",
+            "cset {equal}, eq",
+            equal = lateout(reg) equal,
+            inout("x0") 9_u64 => operand, out("x1") old, inout("x2") word.as_ptr() => address,
+            inout("x3") *third, inout("x4") *fourth, inout("x5") *fifth,
+            inout("x6") *sixth, inout("x7") *seventh, inout("x8") *eighth,
+        );
+    }
+    let kept = (operand, address) == (9, word.as_ptr()) && others == [3, 4, 5, 6, 7, 8];
+    kept && equal == 1 && old == 7 && word.into_inner() == 9
+}
+
+/// Whether a loop finds a word at the stack pointer, which the loop moves.
+fn reaches_stack() -> bool {
+    let (old, new): (u64, u64);
+    // SAFETY: changes two words of the stack that nothing else uses, and frees them.
+    unsafe {
+        asm!(
+            "stp {seven}, xzr, [sp, #-16]!",
+            "ldadd {seven}, {old}, [sp]",
+            "ldp {new}, xzr, [sp], #16",
+            seven = in(reg) 7_u64, old = out(reg) old, new = out(reg) new
+        );
+    }
+    old == 7 && new == 14
 }

@@ -372,6 +372,9 @@ fn replace_atomics() {
     unsafe {
         asm!("dsb ishst", "tlbi vmalle1", "dsb nsh", "isb", options(nostack, preserves_flags));
     }
+    if !exclusives::are_right() {
+        refuse("the loops in their place compute other values: see exclusives.rs");
+    }
 }
 
 /// Maps pages of the image, or of the loops behind it, with the permissions of `leaf`.
