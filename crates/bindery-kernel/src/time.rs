@@ -95,8 +95,8 @@ pub fn expired() {
     set_timer();
 }
 
-/// Whether the interrupt of this CPU's timer is pending. Interrupts are off in the kernel, so no code sees the
-/// interrupt arrive.
+/// Whether the interrupt of this CPU's timer is pending. Interrupts are off in the kernel, so no
+/// code sees the interrupt arrive.
 pub fn is_due() -> bool {
     now() >= arch::this_cpu().timer_at.load(Ordering::Relaxed)
 }

@@ -10,6 +10,8 @@ use core::sync::atomic::{AtomicPtr, AtomicU64};
 pub struct CpuRecord {
     /// The running thread, in the scheduler's form; null in the idle loop.
     pub running: AtomicPtr<()>,
+    /// The address space whose tables are loaded, in the scheduler's form; null for the kernel's.
+    pub space: AtomicPtr<()>,
     /// The time when the running thread was scheduled, in nanoseconds since power-on.
     pub runs_since: AtomicU64,
     /// The number of faults of programs on the CPU.
@@ -29,6 +31,7 @@ impl CpuRecord {
     pub const fn new(number: u64) -> Self {
         Self {
             running: AtomicPtr::new(core::ptr::null_mut()),
+            space: AtomicPtr::new(core::ptr::null_mut()),
             runs_since: AtomicU64::new(0),
             page_faults: AtomicU64::new(0),
             faults_at_switch: AtomicU64::new(0),

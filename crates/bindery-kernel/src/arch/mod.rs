@@ -69,6 +69,7 @@
 //! | `cpu() -> u16` | the number of the calling CPU |
 //! | `this_cpu() -> &CpuRecord` | the record of the calling CPU |
 //! | `running() -> *mut ()` | the running thread, from that record |
+//! | `loaded_space() -> *mut ()` | the loaded address space, from that record |
 //! | `smp::start_other_cpus(count)` | starts the other CPUs; each reports on the console and idles |
 //! | `sleep()` | sleeps until an interrupt arrives: the idle loop, without the kernel's lock |
 //! | `after_sleep() -> bool` | with the lock: whether the caller has to serve the timer |

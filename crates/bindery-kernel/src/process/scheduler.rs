@@ -45,8 +45,8 @@ struct Running {
 
 struct OfCpu(UnsafeCell<Running>);
 
-// SAFETY: touched only by the CPU itself, in the kernel, which nothing preempts. (A switch leaves the
-// CPU as it is: the next thread runs on the same one.)
+// SAFETY: touched only by the CPU itself, in the kernel, which nothing preempts. (A switch leaves
+// the CPU as it is: the next thread runs on the same one.)
 unsafe impl Sync for OfCpu {}
 
 static CPUS: [OfCpu; MAX_CPUS] = [const {
@@ -162,13 +162,11 @@ pub(super) fn runs_anywhere(process: &Process) -> bool {
 /// The address space whose tables are loaded: that of the running thread.
 #[inline]
 pub fn with_space<T>(use_it: impl FnOnce(&Space) -> T) -> T {
-    // SAFETY: see `OfCpu`; the reference is not used once anything else runs.
-    let space = match unsafe { &(*of_this_cpu()).space } {
-        Some(space) => Arc::as_ptr(space),
-        None => panic!("no address space is loaded"),
-    };
-    // SAFETY: the `Arc` may be replaced while `use_it` sleeps, but the running thread's process
-    // keeps its space for as long as the thread is in a call.
+    let space = arch::loaded_space().cast_const().cast::<Space>();
+    assert!(!space.is_null(), "no address space is loaded");
+    // SAFETY: `load` has put the address of the space there, whose `Arc` the CPU holds. It may be
+    // replaced while `use_it` sleeps, but the running thread's process keeps its space for as long
+    // as the thread is in a call.
     let space: &Space = unsafe { &*space };
     use_it(space)
 }
@@ -321,6 +319,8 @@ fn load(space: Option<Arc<Space>>) {
         }
         None => arch::unload_root(),
     }
+    let pointer = space.as_ref().map_or(ptr::null(), Arc::as_ptr);
+    arch::this_cpu().space.store(pointer.cast_mut().cast(), Ordering::Relaxed);
     let old = core::mem::replace(loaded, space);
     if let Some(old) = old {
         // Loading another root flushes entries that are not global (`arch::load_root`).

@@ -51,7 +51,7 @@ pub use interrupts::{after_sleep, interrupt, sleep};
 pub use marks::{mark_begin, mark_end};
 pub use page_copy::{copy, synchronize_instructions, zero};
 pub use page_tables::{direct_map, kernel_root, largest_leaf, own_root};
-pub use per_cpu::{cpu, running, set_kernel_stack, this_cpu};
+pub use per_cpu::{cpu, loaded_space, running, set_kernel_stack, this_cpu};
 pub use probe::{RETURN, break_control_bit, control_register, decode_fault};
 pub use protection_keys::{key_rights, protection_keys, set_key_rights};
 pub use registers::Registers;

@@ -34,6 +34,12 @@ pub fn running() -> *mut () {
     this_cpu().running.load(Ordering::Relaxed)
 }
 
+/// The loaded address space, as [`CpuRecord::space`] has it.
+#[inline]
+pub fn loaded_space() -> *mut () {
+    this_cpu().space.load(Ordering::Relaxed)
+}
+
 /// No operation: the CPU retains SP_EL1, so an exception enters the kernel on the stack that it
 /// left.
 #[inline]

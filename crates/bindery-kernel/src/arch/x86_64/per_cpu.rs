@@ -215,6 +215,19 @@ pub fn running() -> *mut () {
     running
 }
 
+/// The loaded address space, as [`CpuRecord::space`] has it.
+#[inline]
+pub fn loaded_space() -> *mut () {
+    const SPACE: usize = offset_of!(Local, record) + offset_of!(CpuRecord, space);
+    let space: *mut ();
+    // SAFETY: as in `cpu`. One instruction, since each fault asks for the space.
+    unsafe {
+        asm!("mov {}, gs:[{}]", out(reg) space, const SPACE,
+            options(pure, readonly, nostack, preserves_flags));
+    }
+    space
+}
+
 /// Sets the stack on which this CPU enters the kernel from a program: by system calls, and by
 /// exceptions.
 pub fn set_kernel_stack(top: *mut u8) {
