@@ -166,7 +166,7 @@ impl<P: Platform> Fault<'_, '_, P> {
             match mapped_write::begin(memory, object, pages) {
                 Ok(()) => {}
                 Err(Stop::Failed(Failure::Refused(Error::NoSpace))) if hint > Level::PTE => {
-                    return self.split_leaf();
+                    return split_leaf(self);
                 }
                 Err(stop) => return stopped(stop),
             }
@@ -192,18 +192,18 @@ impl<P: Platform> Fault<'_, '_, P> {
         flush_local(page_table, VirtRange::raw(start.0, start.0 + span));
         Ok(Next::Done(Resolved::MadeWritable))
     }
+}
 
-    /// Splits the huge leaf that maps the page, so that the storage is asked for one page.
-    #[cold]
-    fn split_leaf(&self) -> Stepped {
-        let section = self.read_section();
-        let mut cursor = self.cursor(&section);
-        let EntryAt { node, entry, .. } = cursor.entry_at(self.page);
-        if node.level > Level::PTE && node.level.kind(entry) == Kind::Leaf {
-            cursor.split_table_at(self.page)?;
-        }
-        Ok(Next::Again)
+/// Splits the huge leaf that maps the page, so that the storage is asked for one page.
+#[cold]
+fn split_leaf<P: Platform>(fault: &Fault<'_, '_, P>) -> Stepped {
+    let section = fault.read_section();
+    let mut cursor = fault.cursor(&section);
+    let EntryAt { node, entry, .. } = cursor.entry_at(fault.page);
+    if node.level > Level::PTE && node.level.kind(entry) == Kind::Leaf {
+        cursor.split_table_at(fault.page)?;
     }
+    Ok(Next::Again)
 }
 
 /// Records an access that the entry permits, for an MMU that leaves accessed and dirty to software.
