@@ -63,7 +63,7 @@ pub fn set_real_time(nanoseconds: u64) {
 pub fn schedule(at: u64, event: Event) -> EventId {
     let id = EventId { at, serial: SERIAL.fetch_add(1, Ordering::Relaxed) };
     EVENTS.lock().insert(id, event);
-    set_timer();
+    interrupt_by(at);
     id
 }
 
@@ -109,11 +109,34 @@ pub fn turn_ends() -> Option<u64> {
 /// Sets [`turn_ends`], and the timer.
 pub fn set_turn_end(at: Option<u64>) {
     arch::this_cpu().turn_ends.store(at.unwrap_or(u64::MAX), Ordering::Relaxed);
-    set_timer();
+    if let Some(at) = at {
+        interrupt_by(at);
+    }
+}
+
+/// Ends the running thread's time slice if it is over. Returns whether it was. The caller then calls
+/// [`expired`], which sets the timer.
+pub fn end_turn() -> bool {
+    let is_over = turn_ends().is_some_and(|at| at <= now());
+    if is_over {
+        set_turn_end(None);
+    }
+    is_over
+}
+
+/// Makes the timer's interrupt arrive at `at` or earlier.
+///
+/// An interrupt that is due earlier stays, even if nothing needs it any more: [`expired`] then finds
+/// nothing to do, and sets the timer anew. Two threads that wake each other begin and cancel a time
+/// slice at each turn, and would set the timer each time.
+fn interrupt_by(at: u64) {
+    if at < arch::this_cpu().timer_at.load(Ordering::Relaxed) {
+        set_timer();
+    }
 }
 
 /// Sets the timer for the next event, or for the end of the running thread's time slice. A machine
-/// with one thread and no event gets no interrupt at all.
+/// with one thread and no event gets at most one more interrupt, which was due before.
 fn set_timer() {
     let event = EVENTS.lock().first_key_value().map(|(id, _)| id.at);
     let turn = turn_ends();

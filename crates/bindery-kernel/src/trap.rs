@@ -31,11 +31,11 @@ pub fn exception(registers: &mut Registers, signal: u32, code: i32, address: u64
 
 /// Handles a timer interrupt; in a program if there are registers, otherwise in the idle loop.
 pub fn timer(registers: Option<&mut Registers>) {
+    let Some(registers) = registers else { return time::expired() };
+    // First, so that the timer is not set for the end of a time slice that is over.
+    scheduler::tick();
     time::expired();
-    if let Some(registers) = registers {
-        scheduler::tick();
-        leave(registers, From::Exception);
-    }
+    leave(registers, From::Exception);
 }
 
 /// Any other interrupt, after which the thread may have pending work before it continues.

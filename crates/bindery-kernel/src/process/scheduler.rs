@@ -201,11 +201,11 @@ pub fn look() {
     }
 }
 
-/// Called by the timer's interrupt in a program, to mark the time slice as over.
+/// Called by the timer's interrupt in a program, to mark the time slice as over. The caller then
+/// calls [`time::expired`].
 pub fn tick() {
-    if time::turn_ends().is_some_and(|at| at <= time::now()) {
+    if time::end_turn() {
         current().work.fetch_or(work::RESCHEDULE, Ordering::Relaxed);
-        time::set_turn_end(None);
     }
 }
 
@@ -266,12 +266,9 @@ pub fn yield_if_due() {
     if !time::is_due() {
         return;
     }
+    let is_over = time::end_turn();
     time::expired();
-    if time::turn_ends().is_some_and(|at| at <= time::now()) {
-        if !ready::is_any_for_this_cpu() {
-            // The waiting thread has already run, so this thread is again the only ready one.
-            begin_turn();
-        }
+    if is_over {
         YIELDED.fetch_add(1, Ordering::Relaxed);
         yield_now();
         YIELDED.fetch_sub(1, Ordering::Relaxed);
