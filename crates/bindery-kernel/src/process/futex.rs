@@ -24,7 +24,7 @@ use crate::memory::Space;
 use crate::sync::Mutex;
 use crate::{heap, user};
 
-use super::{Interrupted, Thread, WaitQueue, scheduler, timer};
+use super::{Interrupted, Thread, WaitQueue, clock, scheduler};
 
 /// The key of a word, the same for all processes that can access it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -69,11 +69,11 @@ pub(super) fn futex(arguments: [u64; 6]) -> Outcome {
         FUTEX_WAIT => {
             let deadline = match fourth {
                 0 => None,
-                at => Some(timer::deadline_of_call(timer::read_time(at)?)),
+                at => Some(clock::deadline_of_call(clock::read_time(at)?)),
             };
             wait(at, scope, value, FUTEX_BITSET_MATCH_ANY, deadline).map_err(|errno| {
                 match (errno, deadline) {
-                    (Errno::RESTART, Some(at)) => timer::interrupted_until(at),
+                    (Errno::RESTART, Some(at)) => clock::interrupted_until(at),
                     _ => errno,
                 }
             })
@@ -81,8 +81,8 @@ pub(super) fn futex(arguments: [u64; 6]) -> Outcome {
         FUTEX_WAIT_BITSET => {
             let deadline = match fourth {
                 0 => None,
-                at if realtime => Some(timer::of_real_time(timer::read_time(at)?)),
-                at => Some(timer::read_time(at)?),
+                at if realtime => Some(clock::of_real_time(clock::read_time(at)?)),
+                at => Some(clock::read_time(at)?),
             };
             wait(at, scope, value, third, deadline)
         }

@@ -24,7 +24,8 @@
 //! | [`wait`] | `wait4` and `waitid` |
 //! | [`futex`] | sleep until a word of a program's memory changes |
 //! | [`signal`], [`deliver`] | signals: sent and pending; delivered |
-//! | [`timer`] | clocks, sleeping, and timers that send signals |
+//! | [`clock`] | clocks and sleeps |
+//! | [`timer`] | timers that send signals |
 //! | [`limits`] | resource limits and usage |
 //! | [`identity`] | groups, sessions |
 //! | [`name`] | short names of threads |
@@ -44,6 +45,7 @@
 pub mod background;
 mod barriers;
 pub mod calls;
+mod clock;
 mod clone;
 pub mod cpus;
 mod credentials;
@@ -73,6 +75,7 @@ mod timer;
 mod wait;
 pub mod wait_queue;
 
+pub use clock::{deadline_of_call, interrupted_until};
 pub use credentials::{
     ALL as ALL_CAPABILITIES, Capability, Credentials, acting_as, credentials, may_look_into,
 };
@@ -89,5 +92,4 @@ pub use table::{
     spaces,
 };
 pub use thread::{Thread, ThreadFiles};
-pub use timer::{deadline_of_call, interrupted_until};
 pub use wait_queue::{Interrupted, WaitQueue};

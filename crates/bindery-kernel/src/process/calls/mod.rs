@@ -12,7 +12,7 @@ use super::clone::{Wanted, clone, unshare};
 use super::credentials::{self, Kind};
 use super::deliver::signal_return;
 use super::identity as id;
-use super::{barriers, end, execute, futex, limits, random, scheduler, timer, wait};
+use super::{barriers, clock, end, execute, futex, limits, random, scheduler, timer, wait};
 
 /// `fork(2)` and `vfork(2)` as flags of `clone(2)`.
 #[cfg(target_arch = "x86_64")]
@@ -90,12 +90,12 @@ fn signal_call(number: u32, [a, b, c, d, ..]: [u64; 6]) -> Option<Outcome> {
 
 fn times(number: u32, [a, b, c, d, ..]: [u64; 6]) -> Option<Outcome> {
     Some(match number {
-        nr::__NR_nanosleep => timer::nanosleep(a, b),
-        nr::__NR_clock_nanosleep => timer::clock_nanosleep(a, b, c, d),
-        nr::__NR_clock_gettime => timer::clock_gettime(a, b),
-        nr::__NR_clock_getres => timer::clock_getres(a, b),
-        nr::__NR_clock_settime => timer::clock_settime(a, b),
-        nr::__NR_gettimeofday => timer::gettimeofday(a, b),
+        nr::__NR_nanosleep => clock::nanosleep(a, b),
+        nr::__NR_clock_nanosleep => clock::clock_nanosleep(a, b, c, d),
+        nr::__NR_clock_gettime => clock::clock_gettime(a, b),
+        nr::__NR_clock_getres => clock::clock_getres(a, b),
+        nr::__NR_clock_settime => clock::clock_settime(a, b),
+        nr::__NR_gettimeofday => clock::gettimeofday(a, b),
         nr::__NR_getitimer => timer::getitimer(a, b),
         nr::__NR_setitimer => timer::setitimer(a, b, c),
         nr::__NR_timer_create => timer::timer_create(a, b, c),
@@ -110,7 +110,7 @@ fn times(number: u32, [a, b, c, d, ..]: [u64; 6]) -> Option<Outcome> {
         nr::__NR_setrlimit if b == 0 => Err(Errno::EFAULT),
         nr::__NR_setrlimit => limits::prlimit(0, a, b, 0),
         #[cfg(target_arch = "x86_64")]
-        nr::__NR_time => timer::time_of_day(a),
+        nr::__NR_time => clock::time_of_day(a),
         _ => return None,
     })
 }

@@ -13,7 +13,7 @@ use super::super::signal::{
     self, Action, Alternate, IGNORE, Information, MAXIMUM, Sent, UNBLOCKABLE, bit, code,
 };
 use super::super::{Interrupted, Process, Thread, WaitQueue};
-use super::super::{all, deliver, find, scheduler, table, timer};
+use super::super::{all, clock, deliver, find, scheduler, table};
 
 /// `rt_sigaction(2)`.
 pub(super) fn sigaction(signal: u64, new: u64, old: u64, size: u64) -> Outcome {
@@ -102,7 +102,7 @@ pub(super) fn sigtimedwait(set_at: u64, information_at: u64, time_at: u64, size:
     let set = user::read::<u64>(set_at)? & !UNBLOCKABLE;
     let deadline = match time_at {
         0 => None,
-        at => Some(timer::deadline_of_call(timer::read_time(at)?)),
+        at => Some(clock::deadline_of_call(clock::read_time(at)?)),
     };
     let thread = scheduler::current_thread();
     thread.signals.lock().awaited = set;

@@ -1,30 +1,31 @@
-//! The file system in memory: directories, symbolic links, and regular files whose contents are
-//! objects of the core. `/proc`, `/sys` and `/dev` have their own modules.
+//! The file system in memory: regular files whose contents are objects of the core, symbolic links,
+//! and directories ([`directory`](mod@directory)). `/proc`, `/sys` and `/dev` have their own
+//! modules.
 
-use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::any::Any;
-use core::sync::atomic::{AtomicU64, Ordering};
 
 use bindery::{Access, Accounting, Object, Operation, Quota, Sealing};
 use bindery_linux as linux;
 
 use crate::errno::{Errno, Outcome, from_raw};
-use crate::heap;
 use crate::memory::memory;
 use crate::platform::Machine;
 use crate::process;
-use crate::sync::{Mutex, SleepingMutex};
+use crate::sync::SleepingMutex;
 
-use super::attributes::{Attributes, Change, Entry, Kind, Patience};
-use super::inode::{Common, NODE_SIZE, new_number};
+use super::attributes::{Attributes, Change, Kind, Patience};
+use super::inode::{Common, new_number};
 use super::manner::limited;
-use super::node::{Node, count_links, file_access};
+use super::node::{Node, file_access};
 use super::segments::Segments;
 use super::store::Store;
 use super::transfer::{Step, by_steps};
 use linux_raw_sys::general::{O_RDWR, O_TRUNC};
+
+mod directory;
+
+pub use directory::{Directory, directory};
 
 /// The common quota of all regular files. Unlimited while the initramfs is unpacked.
 static QUOTA: Quota = Quota::new(u64::MAX);
@@ -318,223 +319,4 @@ impl Node for Link {
     fn open(&self, _: u32) -> Result<Option<Arc<dyn Node>>, Errno> {
         Err(Errno::ELOOP)
     }
-}
-
-struct Named {
-    node: Arc<dyn Node>,
-    cookie: u64,
-}
-
-/// A directory.
-pub struct Directory {
-    store: Option<&'static dyn Store>,
-    common: Common,
-    entries: Mutex<BTreeMap<Vec<u8>, Named>>,
-    cookies: AtomicU64,
-    /// Whether the directory was removed (`rmdir`), so that no name can be added.
-    removed: core::sync::atomic::AtomicBool,
-}
-
-impl Directory {
-    /// An empty directory.
-    pub fn new(mode: u32) -> Result<Arc<Self>, Errno> {
-        Self::stored(None, mode)
-    }
-
-    /// An empty directory whose files a store keeps. It can contain only regular files.
-    pub fn of_store(store: &'static dyn Store, mode: u32) -> Result<Arc<Self>, Errno> {
-        Self::stored(Some(store), mode)
-    }
-
-    fn stored(store: Option<&'static dyn Store>, mode: u32) -> Result<Arc<Self>, Errno> {
-        Ok(Arc::new(Self {
-            store,
-            common: Common::new(new_number(), mode)?,
-            entries: Mutex::new(BTreeMap::new()),
-            cookies: AtomicU64::new(3),
-            removed: false.into(),
-        }))
-    }
-
-    /// Adds a node under a free name.
-    ///
-    /// # Errors
-    /// `EEXIST`; `ENOENT` if the directory itself has been removed; `ENOMEM`.
-    pub fn insert(&self, name: &[u8], node: Arc<dyn Node>) -> Result<(), Errno> {
-        if self.store.is_some() { Err(Errno::EPERM) } else { self.insert_stored(name, node) }
-    }
-
-    /// The storage of the directory's files.
-    pub fn store(&self) -> Option<&'static dyn Store> {
-        self.store
-    }
-
-    /// Creates a regular file under a free name.
-    ///
-    /// # Errors
-    /// The errors of [`Directory::insert`] and of the store.
-    pub fn create(&self, name: &[u8], mode: u32) -> Result<Arc<dyn Node>, Errno> {
-        let node: Arc<dyn Node> = match self.store {
-            Some(store) => store.create(name, mode)?,
-            None => Regular::new(mode)?,
-        };
-        let made = self.insert_stored(name, node.clone());
-        if let (Err(_), Some(store)) = (&made, self.store) {
-            store.remove(&*node)?;
-        }
-        made.map(|()| node)
-    }
-
-    /// As [`Directory::insert`], for a node that the store already holds under this name.
-    ///
-    /// # Errors
-    /// As [`Directory::insert`].
-    pub fn insert_stored(&self, name: &[u8], node: Arc<dyn Node>) -> Result<(), Errno> {
-        heap::room(NODE_SIZE)?;
-        let mut entries = self.entries.lock();
-        if self.removed.load(Ordering::Relaxed) {
-            return Err(Errno::ENOENT);
-        }
-        if entries.contains_key(name) {
-            return Err(Errno::EEXIST);
-        }
-        entries.insert(name.into(), self.named(node));
-        drop(entries);
-        self.common.written();
-        Ok(())
-    }
-
-    /// Another name for a node.
-    pub fn link(&self, name: &[u8], node: &Arc<dyn Node>) -> Result<(), Errno> {
-        self.insert(name, node.clone())?;
-        count_links(&**node, 1);
-        Ok(())
-    }
-
-    /// Removes a name if `allowed` permits it.
-    ///
-    /// # Errors
-    /// `ENOENT`, or the errors of `allowed`.
-    pub fn remove(
-        &self,
-        name: &[u8],
-        allowed: impl FnOnce(&dyn Node) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
-        let mut entries = self.entries.lock();
-        allowed(&*entries.get(name).ok_or(Errno::ENOENT)?.node)?;
-        let node = entries.remove(name);
-        drop(entries);
-        if let Some(named) = node {
-            count_links(&*named.node, -1);
-            if let Some(store) = self.store {
-                store.remove(&*named.node)?;
-            }
-        }
-        self.common.written();
-        Ok(())
-    }
-
-    /// Marks an empty directory as removed.
-    ///
-    /// # Errors
-    /// `ENOTEMPTY`.
-    pub fn retire(&self) -> Result<(), Errno> {
-        if !self.entries.lock().is_empty() {
-            return Err(Errno::ENOTEMPTY);
-        }
-        self.removed.store(true, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Puts `node` under `name`. Returns the node that was there.
-    pub fn replace(&self, name: &[u8], node: Arc<dyn Node>) -> Option<Arc<dyn Node>> {
-        let named = self.named(node);
-        let old = self.entries.lock().insert(name.into(), named);
-        self.common.written();
-        old.map(|named| named.node)
-    }
-
-    /// Fails if no name can be added.
-    ///
-    /// # Errors
-    /// `ENOENT` if the directory has been removed; `ENOMEM`.
-    pub fn check_room(&self) -> Result<(), Errno> {
-        heap::room(NODE_SIZE)?;
-        if self.removed.load(Ordering::Relaxed) { Err(Errno::ENOENT) } else { Ok(()) }
-    }
-
-    /// Adds the directory's subdirectories to `out`.
-    pub fn directories_into(&self, out: &mut Vec<Arc<dyn Node>>) {
-        let entries = self.entries.lock();
-        let nodes = entries.values().map(|named| &named.node);
-        out.extend(nodes.filter(|node| node.kind() == Kind::Directory).cloned());
-    }
-
-    /// Moves all nodes out.
-    pub fn empty_into(&self, out: &mut Vec<Arc<dyn Node>>) {
-        let entries = core::mem::take(&mut *self.entries.lock());
-        out.extend(entries.into_values().map(|named| named.node));
-    }
-
-    /// Removes a name without a change of the link count (`rename`).
-    pub fn take(&self, name: &[u8]) -> Option<Arc<dyn Node>> {
-        self.common.written();
-        self.entries.lock().remove(name).map(|named| named.node)
-    }
-
-    fn named(&self, node: Arc<dyn Node>) -> Named {
-        Named { node, cookie: self.cookies.fetch_add(1, Ordering::Relaxed) }
-    }
-}
-
-impl Node for Directory {
-    fn kind(&self) -> Kind {
-        Kind::Directory
-    }
-
-    fn attributes(&self) -> Attributes {
-        let entries = self.entries.lock();
-        let directories =
-            entries.values().filter(|named| named.node.kind() == Kind::Directory).count();
-        let size = 40 + entries.len() as u64 * 20;
-        drop(entries);
-        let links = 2 + directories as u32;
-        Attributes { links, ..self.common.attributes(size, 0) }
-    }
-
-    fn permissions(&self) -> (u32, (u32, u32)) {
-        self.common.permissions()
-    }
-
-    fn change(&self, change: &Change) -> Result<(), Errno> {
-        self.common.change(change);
-        Ok(())
-    }
-
-    fn child(&self, name: &[u8]) -> Result<Arc<dyn Node>, Errno> {
-        self.entries.lock().get(name).map(|named| named.node.clone()).ok_or(Errno::ENOENT)
-    }
-
-    fn children(&self) -> Result<Vec<Entry>, Errno> {
-        let entries = self.entries.lock();
-        heap::room(entries.keys().map(|name| name.len() + 96).sum::<usize>() * 2)?;
-        let entry = |(name, named): (&Vec<u8>, &Named)| Entry {
-            name: name.clone(),
-            number: named.node.attributes().number,
-            kind: named.node.kind(),
-            cookie: named.cookie,
-        };
-        let mut entries: Vec<_> = entries.iter().map(entry).collect();
-        entries.sort_unstable_by_key(|entry| entry.cookie);
-        Ok(entries)
-    }
-
-    fn special(&self) -> Option<&dyn Any> {
-        Some(self)
-    }
-}
-
-/// The directory in memory behind a node, if the node is one.
-pub fn directory(node: &dyn Node) -> Option<&Directory> {
-    node.special()?.downcast_ref()
 }
