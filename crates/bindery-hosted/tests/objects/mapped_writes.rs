@@ -7,8 +7,8 @@ use bindery::addr::VirtAddr;
 use bindery::arch::{KeyRights, X86_64};
 use bindery::platform::Cpu;
 use bindery::{
-    Access, AddressSpace, Advice, Error, FaultError, FaultPoll, LockPages, Memory, Object, PinTime,
-    Protection, Resolved, Sharing, TriedFault,
+    Access, AddressSpace, Advice, Error, FaultError, FaultPoll, LockPages, Memory, Object,
+    PagerError, PinTime, Protection, Resolved, Sharing, TriedFault,
 };
 use bindery_hosted::{Config, Machine};
 
@@ -176,6 +176,47 @@ fn a_huge_leaf_without_room_is_split() {
         assert!(fixture.write(5).is_ok());
         assert_eq!(fixture.write(4), Err(FaultError::Bus));
         assert_eq!(fixture.check(), [3, 5]);
+    });
+}
+
+#[test]
+fn a_huge_leaf_is_prepared_as_a_whole() {
+    with_size((512, 512, 9), |fixture| {
+        fixture.pager.reserve_later();
+        assert!(fixture.space.fault(at(3), Access::Read).is_ok());
+        let TriedFault::Blocked(wait) = fixture.try_write(3) else { panic!("not prepared") };
+        let ready = wait.wait().unwrap();
+        assert_eq!(fixture.pager.asked(Io::PrepareWrite), [(0, 512)]);
+        assert!(matches!(fixture.try_write(3), TriedFault::Resolved(_)));
+        drop(ready);
+    });
+}
+
+#[test]
+fn a_leaf_is_split_only_for_room() {
+    with_size((512, 512, 9), |fixture| {
+        assert!(fixture.space.fault(at(3), Access::Read).is_ok());
+        fixture.pager.refuse(Some(PagerError::InputOutput));
+        assert_eq!(fixture.write(3), Err(FaultError::Bus));
+        assert_eq!(fixture.memory.dirty_limit().pages(), 0);
+        fixture.pager.refuse(None);
+        assert!(fixture.write(3).is_ok());
+        assert_eq!(fixture.asked(), [(0, 512), (0, 512)]);
+    });
+}
+
+#[test]
+fn the_dirty_limit_comes_before_the_pager() {
+    with_blocks(2, |fixture| {
+        assert!(fixture.write(0).is_ok());
+        assert_eq!(fixture.byte(1), 0);
+        fixture.memory.dirty_limit().set_limit(1);
+        let TriedFault::Blocked(wait) = fixture.try_write(1) else { panic!("too many are dirty") };
+        assert_eq!(fixture.check(), [0], "the fault may never ask again");
+        let ready = wait.wait().unwrap();
+        assert_eq!(fixture.pager.stored(), [0]);
+        assert!(matches!(fixture.try_write(1), TriedFault::Resolved(_)));
+        drop(ready);
     });
 }
 
@@ -383,20 +424,34 @@ fn a_pins_end_reserves_nothing_in_holes() {
     });
 }
 
-#[test]
-fn a_pins_end_without_room_keeps_the_write() {
+/// At the end of a pin, the pager has no room for the page, and refuses it or its preparation.
+fn pin_ends_without_room(prepares: bool) {
     with_blocks(1, |fixture| {
         assert!(fixture.write(0).is_ok());
         let pinned = fixture.space.pin(at(0), 1, Access::Write, PinTime::Short).unwrap();
         fixture.punch(0);
         assert_eq!(fixture.byte(0), 0);
         assert!(fixture.write(1).is_ok());
+        if prepares {
+            fixture.pager.reserve_later();
+        }
         drop(pinned);
+        assert_eq!(fixture.pager.asked(Io::PrepareWrite).len(), usize::from(prepares));
         assert_eq!(fixture.check(), [1]);
         assert_eq!(fixture.memory.dirty_limit().pages(), 2, "the device may have written it");
         assert_eq!(fixture.file.sync(0, u64::MAX), Err(Error::NoSpace));
         fixture.punch(0);
     });
+}
+
+#[test]
+fn a_pins_end_without_room_keeps_the_write() {
+    pin_ends_without_room(false);
+}
+
+#[test]
+fn a_pins_end_survives_a_refused_preparation() {
+    pin_ends_without_room(true);
 }
 
 #[test]
@@ -407,8 +462,22 @@ fn a_pins_end_lets_the_pager_prepare() {
         fixture.punch(0);
         assert_eq!(fixture.byte(0), 0);
         fixture.pager.reserve_later();
+        let asked = fixture.asked().len();
         drop(pinned);
         assert_eq!(fixture.pager.asked(Io::PrepareWrite), [(0, 1)]);
+        assert_eq!(fixture.asked()[asked..], [(0, 1), (0, 1)], "and asks again");
         assert_eq!(fixture.check(), [0]);
+    });
+}
+
+#[test]
+fn a_read_pins_end_asks_nothing() {
+    with_blocks(1, |fixture| {
+        assert!(fixture.write(0).is_ok());
+        let pinned = fixture.space.pin(at(0), 1, Access::Read, PinTime::Short).unwrap();
+        fixture.file.sync(0, u64::MAX).unwrap();
+        drop(pinned);
+        assert_eq!(fixture.asked(), [(0, 1)]);
+        assert_eq!(fixture.memory.dirty_limit().pages(), 0);
     });
 }

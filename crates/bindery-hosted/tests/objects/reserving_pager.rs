@@ -16,6 +16,8 @@ struct Blocks {
     reserved: BTreeSet<u64>,
     /// Whether the pager reserves blocks only in [`Pager::prepare_write`].
     are_reserved_later: bool,
+    /// The answer of [`Pager::make_writable`], whatever has room.
+    refusal: Option<PagerError>,
 }
 
 impl Blocks {
@@ -58,6 +60,11 @@ impl ReservingFiles {
         self.blocks.lock().unwrap().are_reserved_later = true;
     }
 
+    /// Lets no page become writable from now on, with this error, or `None` to end that.
+    pub fn refuse(&self, error: Option<PagerError>) {
+        self.blocks.lock().unwrap().refusal = error;
+    }
+
     /// The pages that have a reserved block.
     pub fn reserved(&self) -> Vec<u64> {
         self.blocks.lock().unwrap().reserved.iter().copied().collect()
@@ -94,6 +101,9 @@ impl Pager for ReservingFiles {
     fn make_writable(&self, _: u64, first: u64, pages: u64) -> Result<WriteAccess, PagerError> {
         self.held.enter(Io::MakeWritable, first, pages);
         let mut blocks = self.blocks.lock().unwrap();
+        if let Some(error) = blocks.refusal {
+            return Err(error);
+        }
         if blocks.are_reserved_later && !blocks.lacking(first..first + pages).is_empty() {
             return Ok(WriteAccess::Later);
         }

@@ -368,3 +368,5 @@ impl<K: Parking<W>, W: Word<u32>> Drop for WriteGuard<'_, K, W> {
 
 #[cfg(all(test, any(loom, shuttle)))]
 mod loom_model;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;
