@@ -10,6 +10,7 @@ mod dirty_limits;
 mod file_systems;
 mod files;
 mod held_pager;
+mod holes_in_use;
 mod in_place;
 mod invariants;
 mod kept_reads;

@@ -20,28 +20,28 @@ use crate::support::{MIB, audit, memory_with, options};
 
 type A = X86_64<4>;
 
-const PAGES: u64 = 8;
+pub const PAGES: u64 = 8;
 
-fn at(page: u64) -> VirtAddr {
+pub fn at(page: u64) -> VirtAddr {
     VirtAddr(AT + page * PAGE)
 }
 
 /// A file of [`PAGES`] holes, mapped shared at [`AT`].
-struct Fixture<'m> {
-    machine: &'m Machine<A>,
-    memory: &'m Memory<Machine<A>>,
-    pager: &'m ReservingFiles,
-    file: Object<'m, Machine<A>>,
-    space: AddressSpace<'m, Machine<A>>,
+pub struct Fixture<'m> {
+    pub machine: &'m Machine<A>,
+    pub memory: &'m Memory<Machine<A>>,
+    pub pager: &'m ReservingFiles,
+    pub file: Object<'m, Machine<A>>,
+    pub space: AddressSpace<'m, Machine<A>>,
 }
 
 /// Runs `scenario` with a storage of this number of blocks. In the end, the pages with a reserved
 /// block are the dirty ones; then all of them are stored.
-fn with_blocks(blocks: usize, scenario: impl FnOnce(&Fixture<'_>)) {
+pub fn with_blocks(blocks: usize, scenario: impl FnOnce(&Fixture<'_>)) {
     with_size((blocks, PAGES, 0), scenario);
 }
 
-fn with_size((blocks, pages, order): (usize, u64, u8), scenario: impl FnOnce(&Fixture<'_>)) {
+pub fn with_size((blocks, pages, order): (usize, u64, u8), scenario: impl FnOnce(&Fixture<'_>)) {
     let config = Config { memory: 64 * MIB, cpus: 3, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
     use_object_order(&memory, order);
@@ -63,30 +63,30 @@ fn with_size((blocks, pages, order): (usize, u64, u8), scenario: impl FnOnce(&Fi
 impl<'m> Fixture<'m> {
     /// The pages with a reserved block, all of which must be dirty.
     #[track_caller]
-    fn check(&self) -> Vec<u64> {
+    pub fn check(&self) -> Vec<u64> {
         let reserved = self.pager.reserved();
         let dirty = self.memory.dirty_limit().pages();
         assert!(reserved.len() as u64 <= dirty, "{reserved:?} are reserved, {dirty} dirty");
         reserved
     }
 
-    fn write(&self, page: u64) -> Result<Resolved, FaultError> {
+    pub fn write(&self, page: u64) -> Result<Resolved, FaultError> {
         self.space.fault(at(page), Access::Write)
     }
 
-    fn asked(&self) -> Vec<(u64, u64)> {
+    pub fn asked(&self) -> Vec<(u64, u64)> {
         self.pager.asked(Io::MakeWritable)
     }
 
-    fn try_write(&self, page: u64) -> TriedFault<'_, 'm, Machine<A>> {
+    pub fn try_write(&self, page: u64) -> TriedFault<'_, 'm, Machine<A>> {
         self.space.try_fault(at(page), Access::Write, KeyRights::ALL).unwrap()
     }
 
-    fn punch(&self, page: u64) {
+    pub fn punch(&self, page: u64) {
         self.file.punch_hole(page * PAGE, PAGE).unwrap();
     }
 
-    fn byte(&self, page: u64) -> u8 {
+    pub fn byte(&self, page: u64) -> u8 {
         let mut byte = [0];
         self.space.read_user(at(page), &mut byte).unwrap();
         byte[0]

@@ -389,3 +389,28 @@ pub(super) enum InTheWay {
     /// A read ahead, which ends when any thread takes the answer.
     ReadAhead,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_counts_follow_the_list() {
+        let (ends, mut in_flight) = (Ends::new(), InFlight::new());
+        let counts = || (ends.no_writes(), ends.no_cuts());
+        for (kind, during) in [
+            (TransferKind::Cut, (true, false)),
+            (TransferKind::Write, (false, true)),
+            (TransferKind::Change, (true, true)),
+        ] {
+            let record = FlightRecord::new();
+            // SAFETY: 1. the record is in no list, and is only borrowed as shared until it is
+            // taken.
+            unsafe { in_flight.insert(&ends, &record, kind, PageRange::from_count(3, 2)) };
+            assert_eq!(counts(), during, "{kind:?}");
+            // SAFETY: 1. the record is in this list.
+            assert!(!unsafe { in_flight.take(&ends, &record) }, "no thread waits");
+            assert_eq!(counts(), (true, true), "{kind:?}");
+        }
+    }
+}

@@ -101,12 +101,8 @@ pub(crate) fn end_pinned<P: Platform>(object: &Object<'_, P>, page: u64, count: 
         });
         match marked {
             Ok(()) => return,
-            Err(Stop::Wait(wait)) => {
-                let asked = matches!(wait, Wait::WriteAccess(_));
-                // For another wait, the thread that requested the pager's work receives its error.
-                asks &= wait.wait(memory, Some(object)).is_ok() || !asked;
-            }
             // The device has already written: if the pager has no room, the store will fail.
+            Err(Stop::Wait(wait)) => asks &= wait.wait(memory, Some(object)).is_ok(),
             Err(Stop::Failed(_)) => asks = false,
         }
     }

@@ -268,7 +268,9 @@ pub trait Pager: Send + Sync {
     /// ([`crate::FaultWait::wait`]).
     ///
     /// # Errors
-    /// See [`PagerError`]; the write fails with [`crate::FaultError::Bus`].
+    /// See [`PagerError`]; the write fails with [`crate::FaultError::Bus`]. A pager that lacks space
+    /// only for a huge leaf as a whole returns no error here, but from [`Pager::make_writable`]: the
+    /// fault then asks for one page.
     fn prepare_write(&self, file: u64, first_page: u64, pages: u64) -> Result<(), PagerError> {
         let _ = (file, first_page, pages);
         Ok(())

@@ -62,6 +62,25 @@ fn newcomers_do_not_pass_the_line() {
 }
 
 #[test]
+fn a_writer_giving_up_keeps_the_line() {
+    let lock = RwLock::new();
+    let thread = Sleeper::new(&never);
+    let reader = lock.try_read(&thread);
+    let mut is_alone = true;
+    let goes_on = || {
+        if core::mem::take(&mut is_alone) {
+            join_and_park(&lock);
+        }
+        false
+    };
+    assert!(lock.try_write_while(&thread, goes_on).is_none());
+    assert_eq!(word(&lock), line_of_one() | READER);
+    assert_eq!(thread.wakeups.get(), 1, "the first of the line may enter");
+    drop(reader);
+    assert_eq!(thread.wakeups.get(), 1, "no thread sleeps");
+}
+
+#[test]
 fn unlocking_keeps_the_line_and_wakes_it() {
     let lock = RwLock::new();
     let thread = Sleeper::new(&never);
