@@ -31,8 +31,9 @@ const WORKLOADS: [(&str, &[&str]); 11] = [
     ),
 ];
 
-/// The program that is also run on a machine with a second CPU.
-const ON_TWO_PROCESSORS: &str = "threads";
+/// The programs that are also run on a machine with a second CPU, and the names of their trials.
+const ON_TWO_PROCESSORS: [(&str, &str); 2] =
+    [("sys_cpu", "two_processors_listed"), ("threads", "two_processors")];
 
 /// Models of AArch64 before ARMv8.1, on small boards: they have no atomic instructions (FEAT_LSE),
 /// no hardware that marks entries accessed and dirty (FEAT_HAFDBS), and no PAN.
@@ -81,9 +82,10 @@ pub fn all() -> Result<Vec<Trial>, String> {
         if ON_OLD_PROCESSORS.contains(&name.as_str()) {
             trials.extend(on_old_processors(&name, &source, &directives));
         }
-        if name == ON_TWO_PROCESSORS {
+        if let Some((_, trial)) = ON_TWO_PROCESSORS.iter().find(|(program, _)| *program == name) {
             directives.processors = 2;
-            add(&mut trials, "two_processors", &Program::C(source), &directives);
+            directives.arguments = vec!["2".to_owned()];
+            add(&mut trials, trial, &Program::C(source), &directives);
         }
     }
     let script = programs.join("tests/busybox.sh");
@@ -124,7 +126,7 @@ fn on_old_processors<'a>(
         let program = Program::C(source.to_owned());
         let mut directives = directives.clone();
         directives.processor = Some(processor.to_owned());
-        if name == ON_TWO_PROCESSORS {
+        if ON_TWO_PROCESSORS.iter().any(|(program, _)| *program == name) {
             directives.processors = 2;
         }
         let architecture = Architecture::AArch64;

@@ -99,6 +99,11 @@ impl FixedDirectory {
         Self::with_all(&mut entries.into_iter())
     }
 
+    /// An empty directory with this inode number.
+    pub fn empty(number: u64) -> Arc<Self> {
+        Arc::new(Self { number, entries: Vec::new() })
+    }
+
     #[inline(never)]
     fn with_all(entries: &mut dyn Iterator<Item = (&str, Arc<dyn Node>)>) -> Arc<Self> {
         Self::new(entries.map(|(name, node)| (name.into(), node)).collect())

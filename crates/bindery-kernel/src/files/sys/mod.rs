@@ -1,16 +1,15 @@
 //! `/sys`: the folio policies and the background collapser under
 //! `/sys/kernel/mm/transparent_hugepage`, the merging of equal pages, which is off, the swap
-//! device, and the number of CPUs that run programs.
+//! device, and the CPUs that run programs.
 
 use alloc::sync::Arc;
-use core::fmt::Write;
 
-use super::generated::{FixedDirectory, Text};
+use super::generated::FixedDirectory;
 use super::huge_pages;
 use super::node::Node;
-use crate::process::cpus;
 
 mod block;
+mod cpus;
 mod huge;
 mod merging;
 mod setting;
@@ -23,27 +22,11 @@ pub fn root() -> Arc<dyn Node> {
         ("ksm", merging::directory()),
     ]);
     let kernel = FixedDirectory::of([("mm", mm as _)]);
-    let system = FixedDirectory::of([("cpu", cpu_directory() as _)]);
+    let system = FixedDirectory::of([("cpu", cpus::directory())]);
     let devices = FixedDirectory::of([("system", system as _)]);
     FixedDirectory::of([
         ("block", block::directory()),
         ("kernel", kernel as _),
         ("devices", devices),
-    ])
-}
-
-/// The numbers of the CPUs that run programs.
-fn cpu_directory() -> Arc<FixedDirectory> {
-    let numbers = || {
-        Text::new(|out| match cpus::count() {
-            1 => out.write_str("0\n"),
-            count => writeln!(out, "0-{}", count - 1),
-        }) as _
-    };
-    FixedDirectory::of([
-        ("possible", numbers()),
-        ("present", numbers()),
-        ("online", numbers()),
-        ("cpu0", FixedDirectory::of([]) as _),
     ])
 }
