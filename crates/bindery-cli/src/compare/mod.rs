@@ -18,6 +18,7 @@
 //! | `profile` | the instructions of one operation, by function |
 //! | `working_set` | another comparison: pages moved when memory is short |
 //! | `cold_reads` | reads of a file whose pages are on the disk |
+//! | `interrupts` | the interrupts of other CPUs |
 //! | `applications` | another one: well-known programs when memory is short |
 //! | `interpreter` | programs of steps, each counted |
 //! | `random` | such programs at random |
@@ -33,6 +34,7 @@ mod counts;
 mod gate;
 mod guests;
 mod interpreter;
+mod interrupts;
 mod json;
 mod measure;
 mod parallel;
@@ -105,6 +107,7 @@ Examples
   bindery compare working-set                           pages moved where memory is short, an hour
   bindery compare applications                          answers where memory is short, some minutes
   bindery compare cold-reads                            a file on the disk is read
+  bindery compare interrupts                            interrupts of other CPUs
   bindery compare wide                                  every operation there is, dearest first
   bindery compare random --programs 300                 programs at random, dearest steps first
   bindery compare gate                                  Bindery beside the committed table";
@@ -157,6 +160,7 @@ enum Other {
     Applications(applications::Arguments),
     WorkingSet(working_set::Arguments),
     ColdReads(cold_reads::Arguments),
+    Interrupts(interrupts::Arguments),
     Random(random::Arguments),
     Gate(gate::Arguments),
     Wide(wide::Arguments),
@@ -171,6 +175,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
         Some(Other::Applications(arguments)) => return applications::run(arguments),
         Some(Other::WorkingSet(arguments)) => return working_set::run(arguments),
         Some(Other::ColdReads(arguments)) => return cold_reads::run(arguments),
+        Some(Other::Interrupts(arguments)) => return interrupts::run(arguments),
         Some(Other::Random(arguments)) => return random::run(arguments),
         Some(Other::Gate(arguments)) => return gate::run(arguments),
         Some(Other::Wide(arguments)) => return wide::run(arguments),

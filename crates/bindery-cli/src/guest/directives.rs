@@ -7,6 +7,7 @@
 //! | `arguments` | the program's arguments, quoted as for a shell |
 //! | `clock` | `instructions`: time is the number of executed instructions, one nanosecond each |
 //! | `cpus` | the machine's number of CPUs |
+//! | `disk` | the size of a disk, empty at first |
 //! | `expect-status` | the exit status of a successful run |
 //! | `kernel-only` | the reason why the program is not for the host's Linux |
 //! | `library` | `glibc`: the C library to link with |

@@ -14,11 +14,12 @@ use crate::terminal;
 
 /// The arguments with which each workload verifies contents, in a short time and with little
 /// memory.
-const WORKLOADS: [(&str, &[&str]); 11] = [
+const WORKLOADS: [(&str, &[&str]); 12] = [
     ("cold_reads", &["--verify", "--mib", "8"]),
     ("compaction", &["--verify", "--mib", "8", "--accesses", "512"]),
     ("copy", &["--verify"]),
     ("fork", &["--verify", "--mib", "4", "--rounds", "1"]),
+    ("interrupts", &["--verify", "--rounds", "8"]),
     ("proc", &["--verify"]),
     ("random", &["--verify"]),
     ("system1", &["--verify", "--iterations", "8"]),

@@ -9,6 +9,7 @@
 //! | `boot_tables` | for both: the mappings that the kernel makes at boot |
 //! | `cpu_record` | for both: the record of a CPU |
 //! | `requests` | for both: requests of one CPU to others |
+//! | `interrupt_counts` | for both: the interrupts that CPUs have sent to each other |
 //! | `delivery` | for both: what a signal frame is made of |
 //! | `exclusives` | for AArch64: loops instead of atomic instructions that the processor lacks |
 //! | `boot` | from the boot protocol to [`crate::start`] |
@@ -74,6 +75,7 @@
 //! | `sleep()` | sleeps until an interrupt arrives: the idle loop, without the kernel's lock |
 //! | `after_sleep() -> bool` | with the lock: whether the caller has to serve the timer |
 //! | `interrupt(cpu)` | makes another CPU look for work |
+//! | `INTERRUPT_NAMES` | the reasons for interrupts of other CPUs, as `/proc/interrupts` shows them |
 //! | `answer()` | answers requests of other CPUs, while this one waits with interrupts off |
 //! | `order_others()` | a barrier on all other CPUs |
 //! | `nanoseconds() -> u64` | since power-on, monotonic |
@@ -105,6 +107,7 @@ mod cpu_record;
 pub mod delivery;
 #[cfg(target_arch = "aarch64")]
 mod exclusives;
+pub mod interrupt_counts;
 pub mod probe;
 mod requests;
 mod user_copy;

@@ -10,6 +10,8 @@ use aarch64_cpu::registers::{MPIDR_EL1, Readable};
 use bindery::platform::MAX_CPUS;
 use spin::Once;
 
+use super::super::interrupt_counts::{self, Reason};
+
 /// The interrupt that CPUs send to each other.
 const LOOK: u32 = 0;
 /// The timer's interrupt.
@@ -213,8 +215,20 @@ pub fn set_affinity(cpu: u16, affinity: u64) {
     AFFINITIES[usize::from(cpu)].store(affinity, Ordering::Relaxed);
 }
 
-/// Makes another CPU look for work and for requests, by software-generated interrupt 0.
+/// The interrupts between CPUs: the reason, and Linux's name and text in `/proc/interrupts`.
+pub const INTERRUPT_NAMES: [(Reason, &str, &str); 2] = [
+    (Reason::Look, "IPI0", "Rescheduling interrupts"),
+    (Reason::Order, "IPI1", "Function call interrupts"),
+];
+
+/// Makes another CPU look for work.
 pub fn interrupt(cpu: u16) {
+    send_to(cpu, Reason::Look);
+}
+
+/// Makes another CPU look for work and for requests, by software-generated interrupt 0.
+pub fn send_to(cpu: u16, reason: Reason) {
+    interrupt_counts::count(reason, cpu);
     let affinity = AFFINITIES[usize::from(cpu)].load(Ordering::Relaxed);
     let (first, rest) = (affinity & 0xff, affinity >> 8);
     // Affinities 3 to 1, the group of 16 CPUs, and one bit for the CPU in it.

@@ -10,6 +10,7 @@ use aarch64_cpu::registers::{ID_AA64ISAR0_EL1, Readable};
 use bindery::addr::Frame;
 use bindery::platform::{Cpu, CpuSet, Invalidation, Tables};
 
+use super::super::interrupt_counts::Reason;
 use super::super::requests;
 use super::per_cpu::cpu;
 use super::{interrupts, page_tables};
@@ -81,7 +82,8 @@ pub fn invalidate_on_others(root: Frame, cpus: &CpuSet, what: &Invalidation) {
 /// Makes all accesses of the programs on other CPUs ordered: those before the call, and those after
 /// it.
 pub fn order_others() {
-    requests::ask(cpu(), |_| true, interrupts::interrupt, order);
+    let send = |cpu| interrupts::send_to(cpu, Reason::Order);
+    requests::ask(cpu(), |_| true, send, order);
 }
 
 /// Answers the requests of other CPUs: a barrier.

@@ -7,6 +7,8 @@ use bindery::platform::MAX_CPUS;
 
 use x86_64::instructions::port::Port;
 
+use super::super::interrupt_counts::{self, Reason};
+
 /// The vector of the timer.
 pub const TIMER: u64 = 32;
 /// The vector of a TLB flush on other CPUs.
@@ -17,6 +19,13 @@ pub const LOOK: u64 = 35;
 pub const DISK: u64 = 34;
 /// The vector of a spurious interrupt, which was withdrawn before its delivery.
 pub const FALSE_ALARM: u64 = 47;
+
+/// The interrupts between CPUs: the reason, and Linux's name and text in `/proc/interrupts`.
+pub const INTERRUPT_NAMES: [(Reason, &str, &str); 3] = [
+    (Reason::Look, "RES", "Rescheduling interrupts"),
+    (Reason::Order, "CAL", "Function call interrupts"),
+    (Reason::Flush, "TLB", "TLB shootdowns"),
+];
 
 const ID: u64 = 0x20;
 const END_OF_INTERRUPT: u64 = 0xb0;
@@ -104,14 +113,19 @@ pub fn send(to: u32, command: u32) {
 }
 
 /// Interrupts the CPU of this number.
-pub fn send_to(cpu: u16, vector: u64) {
+pub fn send_to(cpu: u16, reason: Reason) {
     const ASSERT: u32 = 1 << 14;
+    interrupt_counts::count(reason, cpu);
+    let vector = match reason {
+        Reason::Look => LOOK,
+        Reason::Order | Reason::Flush => FORGET,
+    };
     send(IDS[usize::from(cpu)].load(Ordering::Relaxed), ASSERT | vector as u32);
 }
 
 /// Makes another CPU look for work.
 pub fn interrupt(cpu: u16) {
-    send_to(cpu, LOOK);
+    send_to(cpu, Reason::Look);
 }
 
 /// Names the local APIC of a CPU.

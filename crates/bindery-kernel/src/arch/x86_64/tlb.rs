@@ -5,8 +5,9 @@ use core::arch::asm;
 use bindery::addr::Frame;
 use bindery::platform::{Cpu, CpuSet, Invalidation};
 
+use super::super::interrupt_counts::Reason;
 use super::super::requests;
-use super::interrupts::{self, FORGET};
+use super::interrupts;
 use super::page_tables;
 use super::per_cpu::cpu;
 
@@ -54,7 +55,7 @@ pub fn invalidate_kernel(what: &Invalidation) {
     if !invalidate_one_by_one(what) {
         forget_everything();
     }
-    ask(|_| true);
+    ask(Reason::Flush, |_| true);
 }
 
 /// Flushes this CPU's whole TLB, with global entries (Intel SDM volume 3A, section 4.10.4.1: a
@@ -103,17 +104,17 @@ pub fn join() {
 /// Flushes the TLBs of the other CPUs of the set, and waits for them.
 #[cold]
 pub fn invalidate_on_others(_root: Frame, cpus: &CpuSet, _what: &Invalidation) {
-    ask(|cpu| cpus.contains(Cpu(cpu)));
+    ask(Reason::Flush, |cpu| cpus.contains(Cpu(cpu)));
 }
 
 /// Makes all accesses of the programs on other CPUs ordered: those before the call, and those after
 /// it.
 pub fn order_others() {
-    ask(|_| true);
+    ask(Reason::Order, |_| true);
 }
 
-fn ask(wanted: impl Fn(u16) -> bool) {
-    requests::ask(cpu(), wanted, |cpu| interrupts::send_to(cpu, FORGET), forget_everything);
+fn ask(reason: Reason, wanted: impl Fn(u16) -> bool) {
+    requests::ask(cpu(), wanted, |cpu| interrupts::send_to(cpu, reason), forget_everything);
 }
 
 /// Answers the requests of other CPUs: flushes this CPU's TLB.

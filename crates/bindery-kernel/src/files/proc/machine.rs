@@ -5,6 +5,7 @@ use core::fmt::{self, Write};
 
 use bindery_linux::proc::{FaultCounts, vmstat};
 
+use crate::arch::{INTERRUPT_NAMES, interrupt_counts};
 use crate::calls::segments;
 use crate::disk::Direction;
 use crate::memory::memory;
@@ -22,6 +23,7 @@ pub fn directory() -> Arc<FixedDirectory> {
         ("cpuinfo", Text::new(make_cpuinfo) as _),
         ("diskstats", Text::new(make_diskstats)),
         ("filesystems", Text::new(make_filesystems)),
+        ("interrupts", Text::new(make_interrupts)),
         ("kpagecount", frames::counts()),
         ("kpageflags", frames::flags()),
         ("loadavg", Text::new(|out| out.write_str("0.00 0.00 0.00 1/1 1\n"))),
@@ -109,6 +111,22 @@ fn make_meminfo(out: &mut SequenceBuffer<'_>) -> fmt::Result {
 
 fn make_cpuinfo(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     (0..cpus::count()).try_for_each(|cpu| write!(out, "processor\t: {cpu}\n\n"))
+}
+
+/// The interrupts that CPUs have sent to each other, one line for each reason. Those of devices and
+/// timers are not counted.
+fn make_interrupts(out: &mut SequenceBuffer<'_>) -> fmt::Result {
+    let count = cpus::count();
+    write!(out, "     ")?;
+    (0..count).try_for_each(|cpu| write!(out, "{:>11}", alloc::format!("CPU{cpu}")))?;
+    writeln!(out)?;
+    for (reason, name, text) in INTERRUPT_NAMES {
+        write!(out, "{name:>4}:")?;
+        let sent = |cpu: u32| interrupt_counts::sent(reason, cpu as u16);
+        (0..count).try_for_each(|cpu| write!(out, " {:>10}", sent(cpu)))?;
+        writeln!(out, "   {text}")?;
+    }
+    Ok(())
 }
 
 fn make_stat(out: &mut SequenceBuffer<'_>) -> fmt::Result {
