@@ -7,8 +7,8 @@
 //! # One rule that makes it small
 //! Programs run on all CPUs, and one CPU at a time is in the kernel ([`kernel_lock`]). There,
 //! interrupts are off and nothing is preempted: a thread yields the CPU only when it sleeps
-//! ([`process::scheduler`]), or on the return to its program. So a read section of the core needs no bookkeeping, and a fault
-//! in the kernel is always a defect of the kernel.
+//! ([`process::scheduler`]), or on the return to its program. So a read section of the core needs no
+//! bookkeeping, and a fault in the kernel is always a defect of the kernel.
 //!
 //! # Layers
 //! A layer may name only itself and the layers before it, in every `use` and every path. A test of
@@ -24,7 +24,7 @@
 //! | `platform`, `memory`, `memory_functions` | memory management: the core's platform, kernel mappings |
 //! | `arch::x86_64::disk`, `arch::aarch64::disk`, `disk` | the driver of the disk |
 //! | `user`, `arch::aarch64::signal`, `arch::x86_64::signal`, `arch::aarch64::own_calls`, `arch::x86_64::own_calls`, `arch::aarch64::devices`, `arch::x86_64::devices`, `self_test` | memory of programs; the frames of signals |
-//! | `process::facts`, `process::state`, `process::thread`, `process::cpus`, `process::ready`, `process::scheduler`, `process::parking`, `process::wait_queue`, `process::signal`, `process::kill`, `process::table`, `process::credentials`, `process::limits`, `process::name`, `process::timer`, `process::barriers`, `process::memory_shortage` | processes and threads: scheduler, sleep, signals, credentials, limits, timers |
+//! | `process::facts`, `process::state`, `process::thread`, `process::cpus`, `process::ready`, `process::scheduler`, `process::parking`, `process::wait_queue`, `process::signal`, `process::kill`, `process::table`, `process::credentials`, `process::limits`, `process::name`, `process::clock`, `process::timer`, `process::barriers`, `process::memory_shortage` | processes and threads: scheduler, sleep, signals, credentials, limits, timers |
 //! | `process::futex`, `process::kernel_thread`, `process::background`, `process::random`, `process::provoke`, `process::properties`, `calls::segments` | single services of the kernel for programs |
 //! | `files::attributes`, `files::inode`, `files::segments`, `files::sequence`, `files::listing`, `files::node`, `files::store`, `files::root`, `files::permission`, `files::descriptor` | files: attributes, nodes, descriptors |
 //! | `files::poll`, `files::manner`, `files::transfer` | transfers and waits for files |
