@@ -44,8 +44,9 @@ The table
   Interrupts for each change: those for a TLB flush, and all others (rescheduling, calls).
 
 Exit status
-  1 if Bindery sends more flushes than Linux for any change, or interrupts of any kind where no other
-  CPU runs the process, but for threads that end. (0.1 more is taken for the kernel's own work.)";
+  1 if Bindery sends more flushes than Linux for any change, or interrupts of any kind where no
+  other CPU runs the process, but for threads that end. (0.1 more is taken for the kernel's own
+  work.)";
 
 /// Count the interrupts of other CPUs by changes of a process' memory, beside Linux
 #[derive(clap::Args)]
