@@ -83,13 +83,13 @@ static void one_block(void) {
 // a lasting allocation is no test of `expected`: then another one.
 static long outcome(const char *word, char *at, int advice, int later, long expected) {
     long result = 0;
-    for (int tries = 0; tries < 4; tries++) {
+    for (int tries = 0; tries < 12; tries++) {
         one_block();
         scatter();
         STEP(write_thp("defrag", word) > 0);
         result = touched(at, advice);
         // The kernel collects at its own pace: a busy host takes its time.
-        for (int waits = 0; later && waits < 100 && result != expected; waits++) {
+        for (int waits = 0; later && waits < 30 && result != expected; waits++) {
             test_sleep(50);
             result = touched(at, advice);
         }
