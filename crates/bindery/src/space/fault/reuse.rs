@@ -34,9 +34,9 @@ use crate::table::run::Entries;
 use crate::table::{EntryAt, LeafTable, ReadSection, run};
 use crate::vma::{MappingFlags, Vma};
 
-use super::Resolved;
 use super::copy_on_write::folio_range;
 use super::slow::Fault;
+use super::{Access, Resolved};
 
 /// The maximum number of base pages that one fault makes writable ahead of their writes.
 const MOST_AHEAD: usize = 64;
@@ -44,8 +44,7 @@ const MOST_AHEAD: usize = 64;
 impl<P: Platform> Fault<'_, '_, P> {
     /// Makes the page writable, together with pages ahead, if a leaf in the table `found` maps the
     /// page read-only and this process has all mappings of its folio. `None`, without a change, in
-    /// any other case. The VMA is anonymous, private and writable. The table was found in this read
-    /// section.
+    /// any other case. The VMA is private and writable. The table was found in this read section.
     #[inline(never)]
     pub(super) fn reuse_in_place(
         &self,
@@ -75,6 +74,26 @@ impl<P: Platform> Fault<'_, '_, P> {
         };
         self.finish_reuse(section, &counts);
         Some(Resolved::MadeWritable)
+    }
+
+    /// As [`Fault::reuse_in_place`], for a private mapping of an object, some of whose pages are
+    /// copies of this process. The entry of the page was read without locks, at `level`.
+    #[inline(never)]
+    pub(super) fn reuse_copy(&self, entry: Entry, level: Level<P::Arch>) -> Option<Resolved> {
+        // A page of an executable mapping is synchronized by the slow path.
+        let asked = MappingFlags::WRITE | MappingFlags::SHARED;
+        let asked = if P::Arch::COHERENT_FETCHES { asked } else { asked | MappingFlags::EXECUTE };
+        if self.access != Access::Write
+            || self.vma.flags() & asked != MappingFlags::WRITE
+            || level > Level::PTE
+        {
+            return None;
+        }
+        // A page of the object itself has to be copied, which pays for no second walk here.
+        reusable_folio(self.memory(), entry, level)?;
+        let section = self.read_section();
+        let found = self.page_table().leaf_table(&section, self.page)?;
+        self.reuse_in_place(&section, &found)
     }
 
     /// As [`Fault::reuse_in_place`], for a huge leaf, which stays huge.

@@ -156,7 +156,11 @@ impl<'f, 'm, P: Platform> Fault<'f, 'm, P> {
                 // The slot is a copy, read without locks: the entry is compared when it is
                 // replaced.
                 (Err(Occupant::Slot(slot)), _) => self.swap_in(slot, Reading::Fault),
-                (Err(Occupant::Entry(..)), _) => self.handle_present_entry(),
+                (Err(Occupant::Entry(..)), None) => self.handle_present_entry(),
+                (Err(Occupant::Entry(entry, level)), Some(_)) => {
+                    let reused = self.reuse_copy(entry, level);
+                    reused.map_or_else(|| self.handle_present_entry(), |done| Ok(Next::Done(done)))
+                }
             };
             if !matches!(stepped, Ok(Next::Again)) {
                 return stepped;
