@@ -17,6 +17,7 @@ use crate::space::userfault::{lift_protection, map_protected_page};
 use crate::stats::Counts;
 use crate::table::cursor::Cursor;
 use crate::table::locking::Node;
+use crate::table::protect::Writable;
 use crate::table::publish::flush_local;
 use crate::table::run::Entries;
 use crate::table::{EntryAt, Table, run};
@@ -83,26 +84,16 @@ impl<P: Platform> Fault<'_, '_, P> {
             }
         };
         let (memory, frames) = (self.memory(), &self.memory().frames);
+        let level = node.level;
         let page = || {
-            let inside = (self.page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
+            let inside = (self.page.0 & (level.span() - 1)) >> PAGE_SHIFT;
             let frame = P::Arch::frame(entry).plus(inside as u32);
             let Some(folio) = frames.folio_of(frame) else {
-                return content_without_folio(memory, node.level, frame);
+                return content_without_folio(memory, level, frame);
             };
             let number = frame.0 - folio.head.0;
             *mapped = Some((folio, number));
-            MappedPage::Folio(move || {
-                if !frames.folio(folio).is_anonymous() {
-                    FolioState::OfObject
-                } else if frames.folio(folio).exclusive().contains(number)
-                    && (node.level == Level::PTE
-                        || frames.folio(folio).exclusive().contains_all(0, folio.pages()))
-                {
-                    FolioState::Exclusive
-                } else {
-                    FolioState::Shared
-                }
-            })
+            MappedPage::Folio(move || folio_state(memory, level, folio, number))
         };
         let decision = terms.decide(self.access, present, page);
         if decision == Decision::Spurious {
@@ -154,13 +145,15 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// has no room for all of its pages.
     fn notify_write(&self) -> Stepped {
         let (memory, page_table, page) = (self.memory(), self.page_table(), self.page);
+        let writable = entry_policy(self.vma).writable;
         let hint = {
             let section = self.read_section();
             page_table.peek(&section, page, &mut Counts::default()).node.level
         };
         let span = hint.span();
         let start = page.align_down(span);
-        if let Some(object) = self.vma.object().filter(|object| object.notices_writes()) {
+        // A private mapping writes to copies, of which the object knows nothing.
+        if let Some(object) = self.vma.object().filter(|_| writable == Writable::Noticed) {
             let first = self.vma.page_offset_of(start);
             let pages = PageRange::from_count(first, span >> PAGE_SHIFT);
             match mapped_write::begin(memory, object, pages) {
@@ -175,6 +168,13 @@ impl<P: Platform> Fault<'_, '_, P> {
         let mut cursor = self.cursor(&section);
         let EntryAt { node, index, entry: raw } = cursor.entry_at(page);
         if node.level != hint || node.level.kind(raw) != Kind::Leaf {
+            return Ok(Next::Again);
+        }
+        // Since the decision, `UFFDIO_MOVE` or reclaim may have taken the page, and a read may have
+        // mapped a zero page: both lock the VMA for reading only.
+        if writable == Writable::Exclusive
+            && !maps_exclusively(memory, node.level, node.single(raw, index))
+        {
             return Ok(Next::Again);
         }
         if node.in_contig(raw) {
@@ -192,6 +192,35 @@ impl<P: Platform> Fault<'_, '_, P> {
         flush_local(page_table, VirtRange::raw(start.0, start.0 + span));
         Ok(Next::Done(Resolved::MadeWritable))
     }
+}
+
+/// The state of the folio, of which a leaf of this level maps page `number`, or all pages.
+#[inline(always)]
+fn folio_state<P: Platform>(
+    memory: &Memory<P>,
+    level: Level<P::Arch>,
+    folio: Folio,
+    number: u32,
+) -> FolioState {
+    let handle = memory.frames.folio(folio);
+    if !handle.is_anonymous() {
+        FolioState::OfObject
+    } else if handle.exclusive().contains(number)
+        && (level == Level::PTE || handle.exclusive().contains_all(0, folio.pages()))
+    {
+        FolioState::Exclusive
+    } else {
+        FolioState::Shared
+    }
+}
+
+/// Whether the leaf, whose table is locked, maps anonymous pages of this process alone.
+fn maps_exclusively<P: Platform>(memory: &Memory<P>, level: Level<P::Arch>, leaf: Entry) -> bool {
+    let frame = P::Arch::frame(leaf);
+    memory.frames.folio_of(frame).is_some_and(|folio| {
+        let number = frame.0 - folio.head.0;
+        folio_state(memory, level, folio, number) == FolioState::Exclusive
+    })
 }
 
 /// Splits the huge leaf that maps the page, so that the storage is asked for one page.
