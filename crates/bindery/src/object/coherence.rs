@@ -10,7 +10,7 @@
 //! | [`Object::size_changed`] | beyond the end, leave | beyond the end, leave | `truncate_pagecache` |
 
 use crate::Memory;
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, PageRange};
+use crate::addr::{PAGE_SHIFT, PageRange};
 use crate::collections::page_tree::{PAGE_LIMIT, PageFlags};
 use crate::error::Error;
 use crate::platform::Platform;
@@ -214,12 +214,9 @@ fn take_over_size<P: Platform>(object: &Object<'_, P>, bytes: u64) -> Result<(),
     }
 }
 
-/// Forgets the page that the old end, at `old` bytes, cuts in two.
+/// Forgets the page that the old end, at `old` bytes, cuts in two, and any page after it.
 fn grow<P: Platform>(memory: &Memory<P>, object: &ObjectState, old: u64) -> Result<(), Error> {
-    if old.is_multiple_of(PAGE_SIZE) {
-        return Ok(());
-    }
-    let last = PageRange::from_count(old >> PAGE_SHIFT, 1);
+    let last = PageRange { first: old >> PAGE_SHIFT, end: PAGE_LIMIT };
     let clean = object
         .invalidate_lock
         .with_write(memory.platform(), |proof| drop_clean(memory, object, last, proof));

@@ -26,6 +26,7 @@ use crate::memory::written_by_call;
 use crate::platform::Platform;
 use crate::vma::MappingFlags;
 
+use super::dropping::{DropPiece, drop_pages};
 use super::fetch::{FetchPurpose, Moved, Wanted, WriteSource, Writing, demand, obtain};
 use super::read_ahead::next_window;
 #[cfg(doc)]
@@ -34,7 +35,7 @@ use super::state::pages_of;
 use super::transfers::Reads;
 use super::wait::{Stop, Wait};
 use super::{MAX_SIZE, Object, ObjectState, pages};
-use crate::collections::page_tree::{IndexRun, PageStretch};
+use crate::collections::page_tree::{IndexRun, PAGE_LIMIT, PageStretch};
 
 /// At most this many bytes are copied before other threads may acquire the invalidate lock; a new
 /// folio is always filled completely.
@@ -427,7 +428,9 @@ impl<P: Platform> Object<'_, P> {
         let to = unsafe { bytes::place(memory.platform(), frame, inside as usize) };
         let count = (writing.source)(writing.done, to, length);
         written_by_call(memory, frame);
-        object.grow_to(at + count as u64);
+        if count > 0 {
+            object.grow_to(at + count as u64);
+        }
         Ok(Moved { count, stopped: count < length })
     }
 }
@@ -473,7 +476,8 @@ impl ObjectState {
     }
 
     /// Releases the unused part of the growth that [`ObjectState::before_growth`] prepared, if the
-    /// object grew less than `expected`.
+    /// object grew less than `expected`: for a file, also the pages beyond its end, which no
+    /// mapping shows. The changes are held.
     pub(super) fn after_growth<P: Platform>(&self, memory: &Memory<P>, expected: u64) {
         let size = self.size();
         if size == expected {
@@ -482,6 +486,11 @@ impl ObjectState {
         // A size smaller than before can always be committed.
         let _ = self.promise_size(memory, size);
         if let Some((pager, file)) = self.file() {
+            // The write has marked them dirty, and no store would ever reach them.
+            let beyond = PageRange { first: self.size_in_pages(), end: PAGE_LIMIT };
+            self.invalidate_lock.with_write(memory.platform(), |proof| {
+                drop_pages(memory, self, beyond, &mut DropPiece::first_of(memory), proof);
+            });
             // If the resize fails, the storage has zeroes after the end until the next change.
             let _ = pager.resize(file, size);
         }
