@@ -7,6 +7,7 @@ mod calls;
 mod coherence;
 mod content_steps;
 mod dirty_limits;
+mod ends_of_writes;
 mod file_systems;
 mod files;
 mod held_pager;
