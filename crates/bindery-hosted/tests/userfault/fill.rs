@@ -1,10 +1,14 @@
 //! Pages that a handler supplies, and requests that are refused.
 
 use bindery::addr::{Order, VirtAddr};
-use bindery::{Error, FaultError, FillMode, Inspection, PartialFill, SizeMode};
+use bindery::{
+    Error, FaultError, FileAccess, FillMode, Inspection, MapObject, MapRequest, PartialFill,
+    Sharing, SizeMode, UserfaultFeatures, UserfaultModes,
+};
+use bindery_hosted::MemoryFiles;
 use bindery_linux::{UserfaultRequest, userfault_control};
 
-use super::fixture::{AT, PAGE, PAGES, at, with_fixture};
+use super::fixture::{AT, PAGE, PAGES, at, with_features, with_fixture};
 use crate::support::fixed;
 
 fn refused(done: u64, error: Error) -> Result<(), PartialFill> {
@@ -142,5 +146,31 @@ fn no_memory_leaves_what_is_done() {
         assert_eq!(failed.error, Error::OutOfMemory);
         assert_eq!(failed.done, fixture.space.resident().anonymous * PAGE - PAGE);
         fixture.copy(1 + failed.done / PAGE, 8 * PAGE - failed.done, 1).unwrap();
+    });
+}
+
+#[test]
+fn no_handler_supplies_pages_of_files() {
+    with_features(UserfaultFeatures::WP_ASYNC, |fixture| {
+        let space = fixture.space;
+        let start = VirtAddr(4 * AT);
+        let file = fixture.memory.file(Box::leak(Box::new(MemoryFiles::new())), 1, PAGE).unwrap();
+        let request = MapRequest { sharing: Sharing::Shared, ..fixed(start.0, PAGE) };
+        let access = FileAccess::READ | FileAccess::WRITE;
+        space.mmap_object(&request, &MapObject { object: &file, offset: 0, access }).unwrap();
+        let modes = UserfaultModes::WRITE_PROTECT;
+        space.register_userfault(fixture.fd, start, PAGE, modes).unwrap();
+        let handler = space.handler(fixture.fd);
+        let mode = FillMode::empty();
+        let mut source = |_, piece: &mut [u8]| {
+            piece.fill(1);
+            Ok(())
+        };
+        let filled = handler.fill_copy(start, PAGE, mode, &mut source);
+        assert_eq!(filled, refused(0, Error::Invalid));
+        assert_eq!(handler.fill_zeroes(start, PAGE, mode), refused(0, Error::Invalid));
+        assert_eq!(handler.fill_poison(start, PAGE, mode), refused(0, Error::Invalid));
+        assert_eq!(space.inspect(start), Inspection::Empty);
+        space.munmap(start, PAGE).unwrap();
     });
 }

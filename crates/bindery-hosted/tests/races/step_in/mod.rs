@@ -22,6 +22,7 @@
 //! | `promises`, `run` | the audited guarantees; one run |
 //! | `plan`, `blocked` | the choice of runs; pairs that never succeed |
 //! | `named` | meetings that failed once |
+//! | `rechecked` | pages that are replaced between the decision about them and the change |
 //! | `reclaim` | calls that step into reclaim and keep their page |
 //! | `areas_off` | a swap area that is removed while a call has found a cluster of it |
 //! | `cached` | pages of the swap cache, swapped out again or with their last mapping removed |
@@ -41,6 +42,7 @@ pub mod operations;
 mod page_moves;
 pub mod plan;
 pub mod promises;
+mod rechecked;
 mod reclaim;
 pub mod run;
 mod shown_frames;

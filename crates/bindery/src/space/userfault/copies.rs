@@ -123,9 +123,13 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
                     fresh.set_owner(owner, FolioIndex::new(index));
                     fresh.leave();
                 }
-                // SAFETY: 1. the attempt that maps some folios is the last, and the other folios
-                // are discarded.
-                Ok(unsafe { op.map_pages(range, &folios, op.fill_attributes(self.mode)) }?)
+                op.before_end(at, range.end(), |end| {
+                    let range = VirtRange::raw(at.0, end.0);
+                    let folios = &folios[..range.pages() as usize];
+                    // SAFETY: 1. the attempt that maps some folios is the last, and the other
+                    // folios are discarded.
+                    Ok(unsafe { op.map_pages(range, folios, op.fill_attributes(self.mode)) }?)
+                })
             })
         });
         for page in folios.iter().skip(*mapped.as_ref().unwrap_or(&0)) {

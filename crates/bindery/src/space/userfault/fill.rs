@@ -28,6 +28,7 @@ use crate::vma::{MappingAttributes, MappingFlags, VmaReadGuard};
 
 use super::handler::UserfaultHandler;
 use super::is_served;
+use super::register::takes_pages;
 use super::shared::{SuppliedPage, memory_of};
 
 bitflags! {
@@ -221,8 +222,7 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
         fill.pages(to, length, |at, end| {
             space.page_table.memory.retry(|| {
                 fill.in_vma(at, end, |op| {
-                    let inside = op.end_of_object(at, end)?;
-                    op.install(VirtRange::raw(at.0, inside.0), poison)
+                    op.before_end(at, end, |end| op.install(VirtRange::raw(at.0, end.0), poison))
                 })
             })
         })
@@ -344,7 +344,9 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
                 return Err(Error::NotMapped(at));
             }
             let protects = vma.has(MappingFlags::USERFAULT_WRITE_PROTECT);
-            if self.mode.contains(FillMode::WRITE_PROTECT) && !protects {
+            let refused = self.mode.contains(FillMode::WRITE_PROTECT) && !protects;
+            // Write-protection without messages is for files, too, whose pages come from a pager.
+            if refused || !takes_pages(vma) || vma.has(MappingFlags::REAPED) {
                 return Err(Error::Invalid);
             }
             if vma.is_shared() || vma.group_pointer().is_some() {
@@ -420,28 +422,33 @@ impl<P: Platform> VmaOp<'_, '_, P> {
             fresh.set_owner(owner, vma.folio_index_at(at));
         }
         let fault = Fault::new(space, vma, at, Access::Write);
-        match fault.map_folio(range, &mut supplied.fresh, self.fill_attributes(mode)) {
-            Ok(Next::Done(_)) => Ok(range.end()),
-            Ok(_) if folio.order > Order::PAGE => Ok(at),
-            Ok(_) => Err(Error::Exists(at).into()),
-            Err(_) => Err(Failure::NoMemory),
-        }
+        self.before_end(at, range.end(), |end| {
+            if end < range.end() {
+                return Ok(at);
+            }
+            match fault.map_folio(range, &mut supplied.fresh, self.fill_attributes(mode)) {
+                Ok(Next::Done(_)) => Ok(range.end()),
+                Ok(_) if folio.order > Order::PAGE => Ok(at),
+                Ok(_) => Err(Error::Exists(at).into()),
+                Err(_) => Err(Failure::NoMemory),
+            }
+        })
     }
 
     /// Maps zero pages from `at` on, or the huge zero page where it fits. Returns the end of the
     /// mapped part.
     fn map_zeroes(&self, at: VirtAddr, end: VirtAddr) -> Result<VirtAddr, Failure> {
-        let space = self.space;
-        let end = self.end_of_object(at, end)?;
-        let huge = folio_place(at, space.page_table.memory.huge_order());
-        let fault = Fault::new(space, self.vma, at, Access::Read);
-        if let Some(range) = huge.filter(|range| range.start() == at && range.end() <= end)
-            && fault.zero_orders() != Orders::PAGE
-            && let Some(Next::Done(Resolved::ZeroPage)) = fault.map_huge_zero_page()
-        {
-            return Ok(range.end());
-        }
-        self.install(VirtRange::raw(at.0, end.0), self.zero_entry())
+        let huge = folio_place(at, self.space.page_table.memory.huge_order());
+        let fault = Fault::new(self.space, self.vma, at, Access::Read);
+        self.before_end(at, end, |end| {
+            if let Some(range) = huge.filter(|range| range.start() == at && range.end() <= end)
+                && fault.zero_orders() != Orders::PAGE
+                && let Some(Next::Done(Resolved::ZeroPage)) = fault.map_huge_zero_page()
+            {
+                return Ok(range.end());
+            }
+            self.install(VirtRange::raw(at.0, end.0), self.zero_entry())
+        })
     }
 
     /// The attributes of the entries of filled pages.

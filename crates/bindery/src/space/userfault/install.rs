@@ -79,7 +79,8 @@ impl<P: Platform> VmaOp<'_, '_, P> {
             return Ok(());
         }
         self.page_table().edit(|edit| {
-            edit.userfault_lift(range)?;
+            // Only markers: another handler may have mapped a protected page since the look.
+            edit.unmark(range, Marker::UserfaultWriteProtect)?;
             edit.unmark(range, Marker::Poison)
         })
     }

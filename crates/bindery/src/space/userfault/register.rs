@@ -33,10 +33,12 @@ fn can_be_served(vma: &Vma, modes: UserfaultModes, state: &UserfaultState) -> bo
     if state.has(UserfaultFeatures::WP_ASYNC) && modes == UserfaultModes::WRITE_PROTECT {
         return true;
     }
-    match vma.object() {
-        None => !modes.contains(UserfaultModes::MINOR),
-        Some(object) => object.is_shared_memory() && !object.is_secret(),
-    }
+    takes_pages(vma) && (vma.object().is_some() || !modes.contains(UserfaultModes::MINOR))
+}
+
+/// Whether a handler may supply pages of the VMA: the VMA must be anonymous or map shared memory.
+pub(super) fn takes_pages(vma: &Vma) -> bool {
+    vma.object().is_none_or(|object| object.is_shared_memory() && !object.is_secret())
 }
 
 /// The modes in which the VMA is registered.

@@ -291,6 +291,23 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         })
     }
 
+    /// Runs `work` with the end of the range, cut off at the end of the object, which no truncation
+    /// moves meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Fault`] if nothing of the range is left; the errors of `work`.
+    pub(super) fn before_end<R, E: From<Error>>(
+        &self,
+        at: VirtAddr,
+        end: VirtAddr,
+        work: impl FnOnce(VirtAddr) -> Result<R, E>,
+    ) -> Result<R, E> {
+        let Some(object) = self.vma.object() else { return work(end) };
+        object
+            .invalidate_lock
+            .with_read(self.memory().platform(), |_| work(self.end_of_object(at, end)?))
+    }
+
     /// The part of a range in the VMA, cut off at the end of the object.
     ///
     /// # Errors
