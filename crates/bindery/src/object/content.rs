@@ -411,7 +411,7 @@ impl<P: Platform> Object<'_, P> {
                 if filled.count > 0 {
                     let count = filled.count as u64;
                     pages::mark_dirty(memory, object, page, pages_of(count))?;
-                    object.grow_to(at + count);
+                    object.grow_to(at, filled.count);
                 }
                 return Ok(filled);
             }
@@ -428,9 +428,7 @@ impl<P: Platform> Object<'_, P> {
         let to = unsafe { bytes::place(memory.platform(), frame, inside as usize) };
         let count = (writing.source)(writing.done, to, length);
         written_by_call(memory, frame);
-        if count > 0 {
-            object.grow_to(at + count as u64);
-        }
+        object.grow_to(at, count);
         Ok(Moved { count, stopped: count < length })
     }
 }
@@ -447,9 +445,11 @@ impl ObjectState {
         if end.is_none_or(|end| end > MAX_SIZE) { Err(Error::Invalid) } else { Ok(()) }
     }
 
-    /// Extends the size to at least `end`. The changes are held.
-    fn grow_to(&self, end: u64) {
-        if end > self.size() {
+    /// Extends the size to the end of `count` bytes that were written at `at`, if any were. The
+    /// changes are held.
+    fn grow_to(&self, at: u64, count: usize) {
+        let end = at + count as u64;
+        if end > self.size() && count > 0 {
             self.set_size(end);
         }
     }
@@ -478,6 +478,8 @@ impl ObjectState {
     /// Releases the unused part of the growth that [`ObjectState::before_growth`] prepared, if the
     /// object grew less than `expected`: for a file, also the pages beyond its end, which no
     /// mapping shows. The changes are held.
+    // Out of line: most writes do not extend the object, and the others reach the expected size.
+    #[inline(never)]
     pub(super) fn after_growth<P: Platform>(&self, memory: &Memory<P>, expected: u64) {
         let size = self.size();
         if size == expected {

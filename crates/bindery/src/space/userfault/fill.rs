@@ -343,13 +343,15 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
             if vma.end() < end.0 || !is_served(vma) {
                 return Err(Error::NotMapped(at));
             }
-            let protects = vma.has(MappingFlags::USERFAULT_WRITE_PROTECT);
+            // Read once, because the compiler does not merge loads of an atomic word.
+            let flags = vma.flags();
+            let protects = flags.contains(MappingFlags::USERFAULT_WRITE_PROTECT);
             let refused = self.mode.contains(FillMode::WRITE_PROTECT) && !protects;
             // Write-protection without messages is for files, too, whose pages come from a pager.
-            if refused || !takes_pages(vma) || vma.has(MappingFlags::REAPED) {
+            if refused || flags.contains(MappingFlags::REAPED) || !takes_pages(vma) {
                 return Err(Error::Invalid);
             }
-            if vma.is_shared() || vma.group_pointer().is_some() {
+            if flags.contains(MappingFlags::SHARED) || vma.group_pointer().is_some() {
                 return Ok(locked);
             }
             drop(locked);

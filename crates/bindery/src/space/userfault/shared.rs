@@ -296,6 +296,8 @@ impl<P: Platform> VmaOp<'_, '_, P> {
     ///
     /// # Errors
     /// [`Error::Fault`] if nothing of the range is left; the errors of `work`.
+    // Always inlined: anonymous memory, which has no end, pays for one load.
+    #[inline(always)]
     pub(super) fn before_end<R, E: From<Error>>(
         &self,
         at: VirtAddr,
