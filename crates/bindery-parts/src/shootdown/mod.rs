@@ -422,7 +422,7 @@ impl<T: LocalTlb> OnCpu<'_, '_, T> {
     /// Sends a request to CPUs, performs it `here` while they work, and waits for them.
     #[inline(never)]
     fn ask(&self, cpus: &CpuSet, request: &Request, here: impl FnOnce()) {
-        let mut tickets = [Ticket::EVERYTHING; MAX_CPUS];
+        let mut tickets = [Ticket::NONE; MAX_CPUS];
         for cpu in cpus.iter() {
             tickets[usize::from(cpu.0)] = self.queue(cpu).post(request);
         }
@@ -451,7 +451,7 @@ impl<T: LocalTlb> OnCpu<'_, '_, T> {
 
     fn wait(&self, cpu: Cpu, ticket: Ticket) {
         let queue = self.queue(cpu);
-        let awaited = queue.awaited(ticket);
+        let awaited = ticket.awaited();
         while !queue.is_done(awaited) && (self.is_online(cpu) || !queue.take_back(awaited)) {
             if rule::holds(Rule::ServeWhileWaiting) {
                 self.serve();

@@ -44,16 +44,31 @@ pub(super) struct Request {
     pub(super) what: Invalidation,
 }
 
-/// The slot of a request, or [`Ticket::EVERYTHING`].
+/// The slot of a request, or the number of a flush of everything with [`Ticket::NUMBERED`]. One
+/// word, because a call has a ticket for each CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Ticket(u8);
+pub(super) struct Ticket(u64);
 
 impl Ticket {
-    /// A flush of everything, which takes no slot.
-    pub(super) const EVERYTHING: Self = Self(u8::MAX);
+    /// No request.
+    pub(super) const NONE: Self = Self(u64::MAX);
+
+    /// The bit of a ticket for a flush of everything.
+    const NUMBERED: u64 = 1 << 63;
 
     fn bit(self) -> u32 {
-        if self == Self::EVERYTHING { EVERYTHING } else { 1 << self.0 }
+        if self.0 & Self::NUMBERED == 0 { 1 << self.0 } else { EVERYTHING }
+    }
+
+    /// The event that the thread with this ticket waits for.
+    pub(super) fn awaited(self) -> Awaited {
+        if self.0 & Self::NUMBERED == 0 {
+            Awaited::Slot(self.0 as u8)
+        } else {
+            // The thread's own number. A later one may be that of a thread that was interrupted
+            // before it set the bit, and does not go on before this wait ends.
+            Awaited::Flush(self.0 & !Self::NUMBERED)
+        }
     }
 }
 
@@ -147,12 +162,12 @@ impl Queue {
         let ticket = match self.claim() {
             Some(slot) => {
                 self.slots[slot].write(request);
-                Ticket(slot as u8)
+                Ticket(slot as u64)
             }
             None => {
                 // Relaxed: the thread's fence orders its stores to entries before it.
-                self.asked.fetch_add(1, Ordering::Relaxed);
-                Ticket::EVERYTHING
+                let number = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
+                Ticket(number | Ticket::NUMBERED)
             }
         };
         self.pending.fetch_or(ticket.bit(), rule::order(Rule::ReleaseRequest, Ordering::Release));
@@ -242,16 +257,6 @@ impl Queue {
             self.flushed.fetch_max(number, order);
         } else {
             self.flushed.store(number, order);
-        }
-    }
-
-    /// The event that the thread with this ticket waits for.
-    pub(super) fn awaited(&self, ticket: Ticket) -> Awaited {
-        if ticket == Ticket::EVERYTHING {
-            // The thread's own number or a later one.
-            Awaited::Flush(self.asked.load(Ordering::Relaxed))
-        } else {
-            Awaited::Slot(ticket.0)
         }
     }
 

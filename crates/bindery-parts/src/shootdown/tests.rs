@@ -181,6 +181,22 @@ fn a_full_queue_is_flushed_at_once() {
     assert_eq!(all.counts().invalidations, 20);
 }
 
+/// The later request may wait for the earlier one, in whose thread it interrupted.
+#[test]
+fn a_flush_counts_whatever_is_asked_later() {
+    let queue = Queue::new();
+    let post = || queue.post(&Request { root: None, what: page(1) });
+    let slots: Vec<_> = (0..queue::SLOTS).map(|_| post()).collect();
+    let flush = post();
+    let taken = queue.take();
+    assert!(taken.is_for_everything());
+    queue.full_flush_done(queue.full_flushes_asked());
+    queue.finish(taken);
+    let later = post();
+    assert!(slots.iter().chain([&flush]).all(|ticket| queue.is_done(ticket.awaited())));
+    assert!(!queue.is_done(later.awaited()));
+}
+
 #[test]
 fn a_switching_cpu_flushes_everything() {
     let memory = cpus(2);

@@ -38,7 +38,7 @@ fn two_requests_with_interrupts(rule: Option<Rule>) {
             let tickets = [(); 2].map(|()| ask(queue, interrupt));
             cpu.join().unwrap();
             poll(queue, interrupt);
-            let is_done = |ticket| queue.is_done(queue.awaited(ticket));
+            let is_done = |ticket| queue.is_done(ticket.awaited());
             assert!(tickets.into_iter().all(is_done), "a request without an interrupt");
         });
     });
@@ -66,7 +66,7 @@ fn requests_beside_a_take(rule: Option<Rule>) {
             serve(queue);
             let tickets = poster.join().unwrap();
             serve(queue);
-            let is_done = |ticket| queue.is_done(queue.awaited(ticket));
+            let is_done = |ticket| queue.is_done(ticket.awaited());
             assert!(tickets.into_iter().all(is_done), "a request is lost");
         });
     });
@@ -91,7 +91,7 @@ fn nested_full_flush(rule: Option<Rule>) {
         queue.full_flush_done(queue.full_flushes_asked());
         queue.finish(later);
         queue.full_flush_done(number);
-        assert!(queue.is_done(queue.awaited(first)) && queue.is_done(queue.awaited(second)));
+        assert!(queue.is_done(first.awaited()) && queue.is_done(second.awaited()));
     });
 }
 
@@ -136,7 +136,7 @@ impl Page {
         self.entry.store(false, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         let ticket = self.queue.post(&Request { root: Some(P), what: page() });
-        if self.queue.is_done(self.queue.awaited(ticket)) {
+        if self.queue.is_done(ticket.awaited()) {
             // SAFETY: the cell reports a concurrent access.
             self.frame.with_mut(|frame| unsafe { *frame += 1 });
         }
@@ -189,7 +189,7 @@ fn slot_in_turn(page: &'static Page) -> Option<JoinHandle<()>> {
     let taken = queue.take();
     Some(thread::spawn(move || {
         queue.finish(taken);
-        queue.release(queue.awaited(ticket));
+        queue.release(ticket.awaited());
     }))
 }
 
