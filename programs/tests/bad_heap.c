@@ -45,6 +45,39 @@ static void fragmented(void) {
     EQUAL(rmdir("/tmp/many"), 0, "all names can be taken away again");
 }
 
+// A folder with very many others in it is renamed, while free memory lies in small pieces.
+static void folders(void) {
+    char name[16];
+    static char target[4000];
+    memset(target, 't', sizeof target - 1);
+    NEED(mkdir("/tmp/wide", 0700) == 0 && chdir("/tmp/wide") == 0);
+    int made = 0, between = 0;
+    while (snprintf(name, sizeof name, "%d", made) > 0 && mkdir(name, 0700) == 0)
+        made++;
+    CHECK(made > 1000 && errno == ENOMEM, "folders are refused with ENOMEM");
+    for (int at = 0; at < made; at += 4) {
+        snprintf(name, sizeof name, "%d", at);
+        STEP_EQUAL(rmdir(name), 0);
+    }
+    NEED(mkdir("/tmp/narrow", 0700) == 0 && chdir("/tmp/narrow") == 0);
+    between = links(target);
+    NEED(between > 0 && unlink("0") == 0 && chdir("/") == 0);
+    EQUAL(rename("/tmp/wide", "/tmp/wider"), 0, "the folder around them can be renamed");
+    FAILS(rename("/tmp/wider", "/tmp/wider/1/within"), EINVAL, "and not into one of them");
+    NEED(chdir("/tmp/narrow") == 0);
+    for (int at = 1; at < between; at++) {
+        snprintf(name, sizeof name, "%d", at);
+        STEP_EQUAL(unlink(name), 0);
+    }
+    NEED(chdir("/tmp/wider") == 0);
+    for (int at = 1; at < made; at++) {
+        snprintf(name, sizeof name, "%d", at);
+        if (at % 4 != 0)
+            STEP_EQUAL(rmdir(name), 0);
+    }
+    NEED(chdir("/") == 0 && rmdir("/tmp/wider") == 0 && rmdir("/tmp/narrow") == 0);
+}
+
 static void messages(int kind, size_t length, const char *text) {
     int ends[2];
     char message[16] = {0};
@@ -104,6 +137,7 @@ static void deep(void) {
 int main(void) {
     test_start();
     fragmented();
+    folders();
     messages(SOCK_SEQPACKET, 0, "messages of no length are refused in the end");
     messages(SOCK_SEQPACKET, 1, "messages of one byte too");
     messages(SOCK_STREAM, 1, "and bytes of a stream");

@@ -1,9 +1,10 @@
 // disk: 16M
-// starts: 35
+// starts: 43
 // option: provoke=power-loss
 // kernel-only: it needs the kernel's disk, and a machine whose power fails
 //
-// The power fails at each point of an fsync, a rename, an unlink and a truncation: before its first
+// The power fails at each point of an fsync, a rename, an unlink and a truncation, of a new file under
+// the name that another has left, and of an fsync of the directory: before its first
 // write to the disk, before its second, and so on. Then the device loses each of these writes from
 // its cache, and keeps those behind it, up to the next flush or the end of the call. Each time the
 // next start finds the old state or the new one.
@@ -133,6 +134,38 @@ static void check_scattered(void) {
     NEED(close(file) == 0 && unlink("/disk/scattered") == 0);
 }
 
+// A log, and the new one under its name.
+static void make_log(void) { make("/disk/log", 'l', OLD); }
+
+static void rotate_log(void) {
+    NEED(rename("/disk/log", "/disk/log.1") == 0);
+    NEED(open("/disk/log", O_RDWR | O_CREAT, 0600) >= 0);
+}
+
+static void check_log(void) {
+    CHECK(is_whole("/disk/log", 'l', OLD) || is_whole("/disk/log.1", 'l', OLD),
+          "rename and create: the old file has one of its names");
+    unlink("/disk/log");
+    unlink("/disk/log.1");
+}
+
+// Whether the device loses a write of the change.
+static int is_losing;
+
+static void make_moved(void) { make("/disk/moved", 'm', OLD); }
+
+static void move_it(void) {
+    int directory = open("/disk", O_RDONLY | O_DIRECTORY);
+    NEED(directory >= 0 && rename("/disk/moved", "/disk/there") == 0 && fsync(directory) == 0);
+    CHECK(!is_losing, "fsync of a directory: the device is to keep what was written before");
+}
+
+static void check_moved(void) {
+    CHECK(is_whole("/disk/moved", 'm', OLD) || is_whole("/disk/there", 'm', OLD),
+          "fsync of a directory: the file has one of its names");
+    unlink("/disk/there");
+}
+
 static const struct {
     void (*make)(void), (*change)(void), (*check)(void);
     // The writes of the change, at least.
@@ -144,6 +177,8 @@ static const struct {
     {make_cut, cut, check_cut, 2},
     {make_cut, cut_end, check_cut_end, 2},
     {make_scattered, scatter_more, check_scattered, 4},
+    {make_log, rotate_log, check_log, 2},
+    {make_moved, move_it, check_moved, 1},
 };
 
 #define CHANGES (int)(sizeof changes / sizeof *changes)
@@ -177,6 +212,7 @@ int main(void) {
             disk_power_fails_before(point + 1);
         else
             disk_loses(point - writes);
+        is_losing = point > writes;
         changes[change].change();
         // The change had no more writes, or no flush behind the lost one.
         disk_power_fails();

@@ -3,7 +3,8 @@
 // kernel-only: it needs the kernel's disk
 //
 // A file that was removed is known by a descriptor of its path: what is done with that does not meet
-// the next file. A name that one file takes from another is always that of one of them.
+// the next file. A name that one file takes from another is always that of one of them. Of two threads
+// that take away one name, the later one finds none.
 
 #include "test.h"
 
@@ -72,9 +73,54 @@ static void of_renamed_files(void) {
     EQUAL(strange, 0, "and each time it is that of a file");
 }
 
+static pthread_barrier_t together;
+static int outcomes[2];
+
+static void *rename_first(void *unused UNUSED) {
+    pthread_barrier_wait(&together);
+    outcomes[0] = rename("/disk/one", "/disk/first") == 0 ? 0 : errno;
+    return 0;
+}
+
+static void *rename_second(void *unused UNUSED) {
+    pthread_barrier_wait(&together);
+    outcomes[1] = rename("/disk/one", "/disk/second") == 0 ? 0 : errno;
+    return 0;
+}
+
+static void *remove_one(void *unused UNUSED) {
+    pthread_barrier_wait(&together);
+    outcomes[1] = unlink("/disk/one") == 0 ? 0 : errno;
+    return 0;
+}
+
+// Two calls that take away one name: the first one has its effect, the other one none.
+static void of_two_takers(void *(*other)(void *), const char *text) {
+    int before = test_failures;
+    for (int round = 0; round < ROUNDS; round++) {
+        put("/disk/one", "content");
+        pthread_t threads[2];
+        NEED(pthread_barrier_init(&together, 0, 2) == 0);
+        // Each of them comes first in some rounds.
+        int turn = round % 2;
+        NEED(pthread_create(&threads[turn], 0, turn ? other : rename_first, 0) == 0);
+        NEED(pthread_create(&threads[!turn], 0, turn ? rename_first : other, 0) == 0);
+        NEED(pthread_join(threads[0], 0) == 0 && pthread_join(threads[1], 0) == 0);
+        int later = outcomes[0] == 0;
+        STEP_EQUAL(outcomes[!later], 0);
+        STEP_EQUAL(outcomes[later], ENOENT);
+        STEP_EQUAL(access("/disk/one", F_OK), -1);
+        STEP_EQUAL(unlink("/disk/first") == 0, later);
+        STEP_EQUAL(unlink("/disk/second") == 0, !later && other == rename_second);
+    }
+    ALL_STEPS(before, text);
+}
+
 int main(void) {
     test_start();
     of_a_removed_file();
     of_renamed_files();
+    of_two_takers(rename_second, "of two renames of one file, the later one finds none");
+    of_two_takers(remove_one, "and so it is of a rename and an unlink");
     return test_end();
 }

@@ -14,7 +14,7 @@ use crate::user;
 
 use super::attributes::Kind;
 use super::descriptor::{Description, Files, at_exec};
-use super::memory::{self, Directory, Link};
+use super::memory::{self, ChangeGuard, Directory, Link};
 use super::node::{Node, PATH_MAX, Place, count_links};
 use super::path::{self, LastLink, user_name, user_place};
 use super::permission;
@@ -211,6 +211,10 @@ pub fn link(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
     Ok(0)
 }
 
+fn begin_change(node: &dyn Node) -> Option<ChangeGuard<'_>> {
+    memory::directory(node)?.begin_change()
+}
+
 /// `unlinkat(2)`, and `rmdir(2)` with its flag.
 pub fn unlink(directory: i32, path: u64, flags: u32) -> Outcome {
     if flags & !AT_REMOVEDIR != 0 {
@@ -226,6 +230,7 @@ pub fn unlink(directory: i32, path: u64, flags: u32) -> Outcome {
         Errno::EINVAL if !removes_directory => Errno::EISDIR,
         other => other,
     })?;
+    let _change = begin_change(&*name.above.node);
     let node = name.above.node.child(&name.name)?;
     let directory = name.directory()?;
     permission::check_taking(&*name.above.node, &*node)?;
@@ -254,6 +259,8 @@ pub fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
     };
     let source = user_name(from.0, from.1).map_err(busy)?;
     let target = user_name(to.0, to.1).map_err(busy)?;
+    // If both have a store, they are one directory, or nothing is renamed.
+    let _change = begin_change(&*source.above.node);
     let node = source.above.node.child(&source.name)?;
     let is_directory = node.kind() == Kind::Directory;
     let (source_directory, target_directory) = (source.directory()?, target.directory()?);
@@ -326,16 +333,8 @@ pub fn rename(from: (i32, u64), to: (i32, u64), flags: u32) -> Outcome {
 /// Whether a place is `directory` or below it. Compares the directories themselves, because a place
 /// records the path taken at lookup, and directories may have been renamed since.
 fn is_inside(place: &Arc<Place>, directory: &Arc<dyn Node>) -> bool {
-    let mut left = alloc::vec![directory.clone()];
-    while let Some(node) = left.pop() {
-        if Arc::ptr_eq(&node, &place.node) {
-            return true;
-        }
-        if let Some(directory) = memory::directory(&*node) {
-            directory.directories_into(&mut left);
-        }
-    }
-    false
+    let Some(directory) = memory::directory(&**directory) else { return false };
+    memory::directory(&*place.node).is_some_and(|place| place.is_inside(directory))
 }
 
 /// `readlinkat(2)`.

@@ -6,7 +6,8 @@ use crate::errno::Errno;
 
 use super::node::Node;
 
-/// The storage of a directory's files, if that is not memory.
+/// The storage of a directory's files, if that is not memory. The directory makes one change of
+/// its names at a time.
 pub trait Store: Sync {
     /// Reserves room for a write of `length` bytes at `at` to the file of this number. Returns the
     /// number of bytes for which the storage has room. A file has one write at a time; it ends with
@@ -20,7 +21,7 @@ pub trait Store: Sync {
     /// file; the room reserved for the rest is free again.
     fn end_write(&self, file: u64, end: u64);
 
-    /// Creates an empty regular file.
+    /// Creates an empty regular file under a name that no file has.
     ///
     /// # Errors
     /// `ENOSPC`, `EIO`, `ENAMETOOLONG`, `ENOMEM`.
@@ -38,4 +39,10 @@ pub trait Store: Sync {
     /// # Errors
     /// `EIO`. The file then keeps its old name.
     fn rename(&self, node: &dyn Node, name: &[u8], replaces: bool) -> Result<(), Errno>;
+
+    /// Makes all names durable.
+    ///
+    /// # Errors
+    /// `EIO`.
+    fn synchronize(&self) -> Result<(), Errno>;
 }

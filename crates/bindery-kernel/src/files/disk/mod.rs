@@ -162,6 +162,7 @@ impl Store for Storage {
             return Err(Errno::ENAMETOOLONG);
         }
         heap::room(FILE_SIZE)?;
+        self.drop_old_names()?;
         let record = |sequence| Record {
             name: Some(name.to_vec()),
             size: 0,
@@ -191,13 +192,16 @@ impl Store for Storage {
 
     fn rename(&self, node: &dyn Node, name: &[u8], replaces: bool) -> Result<(), Errno> {
         let number = number_of(node).ok_or(Errno::EIO)?;
+        self.drop_old_names()?;
         let old = {
             let mut volume = self.volume.lock();
             volume.sequence += 1;
             let sequence = volume.sequence;
             let record = volume.record(number).ok_or(Errno::ENOENT)?;
             record.sequence = sequence;
-            record.name.replace(name.to_vec())
+            let old = record.name.replace(name.to_vec());
+            volume.has_old_names = true;
+            old
         };
         let flush = |()| if replaces { crate::disk::flush() } else { Ok(()) };
         // Before the block of the replaced file is emptied: if only that change reached the disk,
@@ -212,9 +216,24 @@ impl Store for Storage {
             failed(error)
         })
     }
+
+    fn synchronize(&self) -> Result<(), Errno> {
+        self.commit().map_err(failed)
+    }
 }
 
 impl Storage {
+    /// Makes the last renames durable, before another file takes a name. Otherwise the machine may
+    /// stop while the device has the block of the new file and the old block of the renamed one:
+    /// two files of one name, of which the next mount removes the renamed one.
+    fn drop_old_names(&self) -> Result<(), Errno> {
+        if self.volume.lock().has_old_names {
+            self.commit().map_err(failed)?;
+            self.volume.lock().has_old_names = false;
+        }
+        Ok(())
+    }
+
     /// Removes a file's name. Its content is freed after its last close.
     fn unlink(&self, number: u64) -> Result<(), Errno> {
         let system = file_system().ok_or(Errno::EIO)?;

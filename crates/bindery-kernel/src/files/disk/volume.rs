@@ -46,6 +46,8 @@ pub struct Volume {
     changed: Vec<bool>,
     /// The last naming.
     pub sequence: u64,
+    /// Whether the device may still have a block with a name that its file has lost by a rename.
+    pub has_old_names: bool,
 }
 
 /// A write that has reserved blocks and has not ended.
@@ -96,6 +98,7 @@ impl Volume {
             orphans: alloc::vec![false; FILES],
             changed: alloc::vec![false; FILES],
             sequence: 0,
+            has_old_names: false,
         };
         (0..CONTENT).for_each(|block| volume.take(block));
         volume

@@ -1,20 +1,25 @@
 //! Directories in memory.
 
 use alloc::collections::BTreeMap;
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use bindery::sync::MutexGuard;
+
 use crate::errno::Errno;
 use crate::heap;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, SleepingLock, SleepingMutex};
 
 use super::super::attributes::{Attributes, Change, Entry, Kind};
 use super::super::inode::{Common, NODE_SIZE, new_number};
 use super::super::node::{Node, count_links};
 use super::super::store::Store;
 use super::Regular;
+
+/// A change of a directory's names ([`Directory::begin_change`]).
+pub type ChangeGuard<'a> = MutexGuard<'a, SleepingLock, ()>;
 
 struct Named {
     node: Arc<dyn Node>,
@@ -24,9 +29,15 @@ struct Named {
 /// A directory.
 pub struct Directory {
     store: Option<&'static dyn Store>,
+    /// Held around each change of the names of a directory with a store, because the store sleeps
+    /// between the look at a name and its change. The first lock of such a call.
+    changes: SleepingMutex<()>,
     common: Common,
     entries: Mutex<BTreeMap<Vec<u8>, Named>>,
     cookies: AtomicU64,
+    this: Weak<Self>,
+    /// The directory that has this one, if any does or did.
+    above: Mutex<Weak<Self>>,
     /// Whether the directory was removed (`rmdir`), so that no name can be added.
     removed: core::sync::atomic::AtomicBool,
 }
@@ -43,11 +54,15 @@ impl Directory {
     }
 
     fn stored(store: Option<&'static dyn Store>, mode: u32) -> Result<Arc<Self>, Errno> {
-        Ok(Arc::new(Self {
+        let common = Common::new(new_number(), mode)?;
+        Ok(Arc::new_cyclic(|this| Self {
             store,
-            common: Common::new(new_number(), mode)?,
+            changes: SleepingMutex::new(()),
+            common,
             entries: Mutex::new(BTreeMap::new()),
             cookies: AtomicU64::new(3),
+            this: this.clone(),
+            above: Mutex::new(Weak::new()),
             removed: false.into(),
         }))
     }
@@ -65,11 +80,21 @@ impl Directory {
         self.store
     }
 
+    /// Keeps other threads from changing names of a directory with a store until the guard is
+    /// dropped. Names in memory change in one step.
+    pub fn begin_change(&self) -> Option<ChangeGuard<'_>> {
+        self.store.map(|_| self.changes.lock())
+    }
+
     /// Creates a regular file under a free name.
     ///
     /// # Errors
     /// The errors of [`Directory::insert`] and of the store.
     pub fn create(&self, name: &[u8], mode: u32) -> Result<Arc<dyn Node>, Errno> {
+        let _change = self.begin_change();
+        if self.entries.lock().contains_key(name) {
+            return Err(Errno::EEXIST);
+        }
         let node: Arc<dyn Node> = match self.store {
             Some(store) => store.create(name, mode)?,
             None => Regular::new(mode)?,
@@ -107,7 +132,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Removes a name if `allowed` permits it.
+    /// Removes a name if `allowed` permits it. The caller has begun the change.
     ///
     /// # Errors
     /// `ENOENT`, or the errors of `allowed`.
@@ -159,11 +184,16 @@ impl Directory {
         if self.removed.load(Ordering::Relaxed) { Err(Errno::ENOENT) } else { Ok(()) }
     }
 
-    /// Adds the directory's subdirectories to `out`.
-    pub fn directories_into(&self, out: &mut Vec<Arc<dyn Node>>) {
-        let entries = self.entries.lock();
-        let nodes = entries.values().map(|named| &named.node);
-        out.extend(nodes.filter(|node| node.kind() == Kind::Directory).cloned());
+    /// Whether the directory is `other` or below it.
+    pub fn is_inside(&self, other: &Self) -> bool {
+        let mut this = self.this.upgrade();
+        while let Some(directory) = this {
+            if core::ptr::eq(&*directory, other) {
+                return true;
+            }
+            this = directory.above.lock().upgrade();
+        }
+        false
     }
 
     /// Moves all nodes out.
@@ -179,6 +209,9 @@ impl Directory {
     }
 
     fn named(&self, node: Arc<dyn Node>) -> Named {
+        if let Some(directory) = directory(&*node) {
+            *directory.above.lock() = self.this.clone();
+        }
         Named { node, cookie: self.cookies.fetch_add(1, Ordering::Relaxed) }
     }
 }
@@ -223,6 +256,10 @@ impl Node for Directory {
         let mut entries: Vec<_> = entries.iter().map(entry).collect();
         entries.sort_unstable_by_key(|entry| entry.cookie);
         Ok(entries)
+    }
+
+    fn synchronize(&self) -> Result<(), Errno> {
+        self.store.map_or(Ok(()), Store::synchronize)
     }
 
     fn special(&self) -> Option<&dyn Any> {

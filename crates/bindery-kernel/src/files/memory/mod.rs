@@ -25,7 +25,7 @@ use linux_raw_sys::general::{O_RDWR, O_TRUNC};
 
 mod directory;
 
-pub use directory::{Directory, directory};
+pub use directory::{ChangeGuard, Directory, directory};
 
 /// The common quota of all regular files. Unlimited while the initramfs is unpacked.
 static QUOTA: Quota = Quota::new(u64::MAX);
