@@ -49,6 +49,37 @@ static void *spin_bound(void *argument) {
     return 0;
 }
 
+static volatile int is_bound, stops;
+
+static void *spin_on_first(void *unused UNUSED) {
+    STEP_EQUAL(bind_to(0), 0);
+    is_bound = 1;
+    while (!stops)
+        ;
+    return 0;
+}
+
+// A thread that may run on both CPUs shares the first one with a thread that may not.
+static void leave_for_idle(void) {
+    cpu_set_t both;
+    CPU_ZERO(&both);
+    CPU_SET(0, &both);
+    CPU_SET(1, &both);
+    pthread_t bound;
+    NEED(pthread_create(&bound, 0, spin_on_first, 0) == 0);
+    while (!is_bound)
+        sched_yield();
+    STEP_EQUAL(bind_to(0), 0);
+    STEP_EQUAL(sched_setaffinity(0, sizeof both, &both), 0);
+    // The other CPU idles, and nothing but the threads' turns on this one can tell it of work.
+    int yields = 0;
+    while (processor() == 0 && yields < 100)
+        yields += sched_yield() == 0;
+    CHECK(processor() == 1, "a thread whose CPU is wanted goes to an idle one");
+    stops = 1;
+    NEED(pthread_join(bound, 0) == 0);
+}
+
 static int lines_with(const char *path, const char *start) {
     char text[4096];
     int file = open(path, O_RDONLY);
@@ -88,6 +119,8 @@ int main(void) {
         STEP_EQUAL(pthread_join(other, 0), 0);
     }
     ALL_STEPS(before, "threads run on the CPUs that they ask for");
+
+    leave_for_idle();
 
     EQUAL(bind_to(1), 0, "bound to the second CPU");
     EQUAL(processor(), 1, "the thread is there at once");

@@ -240,7 +240,8 @@ pub fn yield_now() {
     if ready::is_any_for_this_cpu() || leaves() {
         let thread = current_thread();
         ready::push(thread);
-        if leaves() {
+        // For another CPU, if one idles or if this one may not run the thread.
+        if kernel_lock::is_used() {
             cpus::call_for(&current());
         }
         switch();
