@@ -7,8 +7,50 @@
 
 static char text[100000];
 
-int main(void) {
+static volatile char target[] = "of this program";
+
+// A file `mem` is that of the memory which the process had when it was opened.
+static void of_program_before(void) {
+    int ready[2], gone[2];
+    char path[64];
+    NEED(pipe2(ready, O_CLOEXEC) == 0 && pipe(gone) == 0);
+    pid_t child = CHILD({
+        char byte;
+        char number[20];
+        close(gone[1]);
+        snprintf(number, sizeof number, "%d", gone[0]);
+        char *words[] = {"name", number, 0};
+        NEED(read(ready[0], &byte, 1) == 1);
+        execv("/proc/self/exe", words);
+    });
+    close(gone[0]);
+    snprintf(path, sizeof path, "/proc/%d/mem", child);
+    int memory = open(path, O_RDWR);
+    NEED(memory >= 0);
+    EQUAL(pwrite(memory, "O", 1, (off_t)(uintptr_t)target), 1, "mem: write to a child");
+    NEED(write(ready[1], "x", 1) == 1);
+    close(ready[1]);
+    // The end of the file: the child has become the program again.
+    char byte;
+    close(ready[0]);
+    snprintf(path, sizeof path, "/proc/%d/cmdline", child);
+    do
+        NEED(test_read_file(path, text, sizeof text) > 0);
+    while (strcmp(text, "name") != 0);
+    EQUAL(pwrite(memory, "wrong", 5, (off_t)(uintptr_t)target), 0, "mem: not the memory of the next program");
+    EQUAL(pread(memory, &byte, 1, (off_t)(uintptr_t)target), 0, "mem: nor to read");
+    close(memory);
+    close(gone[1]);
+    EQUAL(test_wait(child), 0, "the next program has its own");
+}
+
+int main(int count, char **arguments) {
+    if (count > 1) {
+        ssize_t end = read(atoi(arguments[1]), text, 1);
+        return end != 0 || memcmp((char *)target, "of this program", 15) != 0;
+    }
     test_start();
+    of_program_before();
     int pagemap = open("/proc/self/pagemap", O_RDONLY);
     NEED(pagemap >= 0);
     char *memory = test_map(8 * PAGE);
@@ -44,6 +86,12 @@ int main(void) {
     CHECK(memcmp(text, "in memory", 9) == 0, "mem: the bytes are right");
     EQUAL(pwrite(self, "on", 2, (off_t)(uintptr_t)memory), 2, "mem: write");
     CHECK(strcmp(memory, "on memory") == 0, "mem: the memory has it");
+
+    char *hole = test_map(3 * PAGE);
+    NEED(munmap(hole + 2 * PAGE, PAGE) == 0);
+    EQUAL(pwrite(self, text, 3 * PAGE, (off_t)(uintptr_t)hole + 5), 2 * PAGE - 5, "mem: write up to a hole");
+    CHECK(memcmp(hole + 5, text, 2 * PAGE - 5) == 0, "mem: all of that is there");
+    FAILS(pwrite(self, text, 10, (off_t)(uintptr_t)hole + 2 * PAGE), EIO, "mem: write to a hole");
 
     FAILS(pread(self, text, 10, 0x1000), EIO, "mem: where nothing is mapped");
     STEP_EQUAL(mprotect(memory, PAGE, PROT_READ), 0);

@@ -297,6 +297,10 @@ impl Node for File {
     }
 
     fn write(&self, at: u64, from: &[u8], _: Patience) -> Result<usize, Errno> {
+        if self.sort == Sort::Memory {
+            let space = self.space.upgrade();
+            return space.map_or(Ok(0), |space| write_memory(&space, at, from));
+        }
         let process = self.process()?;
         if matches!(self.sort, Sort::KillAdjustment | Sort::OldKillAdjustment) {
             let text = core::str::from_utf8(from).map_err(|_| Errno::EINVAL)?;
@@ -309,14 +313,11 @@ impl Node for File {
             })?;
             return Ok(from.len());
         }
-        let space = process.try_space().ok_or(Errno::ESRCH)?;
         match self.sort {
             Sort::ClearRefs => {
+                let space = process.try_space().ok_or(Errno::ESRCH)?;
                 let text = core::str::from_utf8(from).map_err(|_| Errno::EINVAL)?;
                 clear_refs(&space, ClearRefs::parse(text)?)?;
-            }
-            Sort::Memory => {
-                user::write_bytes_foreign(&space, at, from).map_err(|_| Errno::EIO)?;
             }
             Sort::Name => {
                 process.set_name_of(self.thread, from.strip_suffix(b"\n").unwrap_or(from))?;
@@ -331,6 +332,7 @@ impl Node for File {
             | Sort::Status
             | Sort::Stat
             | Sort::Statm
+            | Sort::Memory
             | Sort::Limits
             | Sort::Mounts
             | Sort::KillAdjustment
@@ -343,12 +345,30 @@ impl Node for File {
 
 /// `mem`: a program's memory by address, up to the first unreadable page.
 fn read_memory(space: &Space, at: u64, into: &mut [u8]) -> Result<usize, Errno> {
+    page_by_page(at, into.len(), |at, part| user::read_bytes_foreign(space, at, &mut into[part]))
+}
+
+/// As [`read_memory`], for a write, up to the first unwritable page.
+fn write_memory(space: &Space, at: u64, from: &[u8]) -> Result<usize, Errno> {
+    page_by_page(at, from.len(), |at, part| user::write_bytes_foreign(space, at, &from[part]))
+}
+
+/// Calls `act` with the address and the range of each page's bytes, until it fails. Returns the
+/// number of bytes before the failure.
+fn page_by_page(
+    at: u64,
+    length: usize,
+    mut act: impl FnMut(u64, Range<usize>) -> Result<(), Errno>,
+) -> Result<usize, Errno> {
     let mut done = 0;
-    while done < into.len() {
-        let from = at.checked_add(done as u64).ok_or(Errno::EIO)?;
-        let length = (4096 - (from % 4096) as usize).min(into.len() - done);
-        match user::read_bytes_foreign(space, from, &mut into[done..done + length]) {
-            Ok(()) => done += length,
+    while done < length {
+        let next = at.checked_add(done as u64);
+        let acted = next.ok_or(Errno::EIO).and_then(|at| {
+            let end = length.min(done + 4096 - (at % 4096) as usize);
+            act(at, done..end).map(|()| end)
+        });
+        match acted {
+            Ok(end) => done = end,
             Err(_) if done > 0 => break,
             Err(_) => return Err(Errno::EIO),
         }
