@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::ptr::NonNull;
 
 use bindery::Access;
-use linux_raw_sys::general::{SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET};
+use linux_raw_sys::general::{O_APPEND, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET};
 
 use crate::errno::{Errno, Outcome};
 use crate::{heap, user};
@@ -302,12 +302,46 @@ pub fn seek(descriptor: i32, offset: i64, from: u32) -> Outcome {
     Ok(*position)
 }
 
-/// Copies up to `count` bytes from one description to another (`sendfile`, `copy_file_range`). If
-/// the address of an offset is given, that offset replaces the position and is advanced.
-pub fn copy(from: (&Description, u64), to: (&Description, u64), count: u64) -> Outcome {
+/// Whether ranges of two files are of one file and overlap, up to its end.
+fn do_overlap(
+    source: &dyn Node,
+    source_at: u64,
+    target: &dyn Node,
+    target_at: u64,
+    count: u64,
+) -> bool {
+    let (file, other) = (source.attributes(), target.attributes());
+    let count = count.min(file.size.saturating_sub(source_at));
+    let is_one = file.number == other.number && source.kind() == target.kind();
+    is_one && source_at.abs_diff(target_at) < count
+}
+
+/// The call that copies between two descriptions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Copying {
+    /// `sendfile(2)`.
+    Send,
+    /// `copy_file_range(2)`.
+    Range,
+}
+
+/// Copies up to `count` bytes from one description to another. If the address of an offset is
+/// given, that offset replaces the position and is advanced.
+///
+/// # Errors
+/// The errors of the call.
+pub fn copy(
+    call: Copying,
+    from: (&Description, u64),
+    to: (&Description, u64),
+    count: u64,
+) -> Outcome {
     let (source, target) = (from.0.readable()?, to.0.writable()?);
     if source.kind() == Kind::Directory {
         return Err(Errno::EINVAL);
+    }
+    if to.0.flags() & O_APPEND != 0 {
+        return Err(if call == Copying::Send { Errno::EINVAL } else { Errno::EBADF });
     }
     let start = |(description, offset): (&Description, u64)| -> Result<u64, Errno> {
         if offset == 0 {
@@ -317,6 +351,9 @@ pub fn copy(from: (&Description, u64), to: (&Description, u64), count: u64) -> O
     };
     let (source_at, target_at) = (start(from)?, start(to)?);
     let count = manner::within_limit(target, target_at, count.min(CALL_MAX))?;
+    if call == Copying::Range && do_overlap(source, source_at, target, target_at, count) {
+        return Err(Errno::EINVAL);
+    }
     let mut piece = buffer(count)?;
     let mut done = 0;
     while done < count {

@@ -30,7 +30,7 @@ use super::names;
 use super::path::{LastLink, user_place};
 use super::poll::{self, Fraction, deadline};
 use super::segments::Segments;
-use super::transfer;
+use super::transfer::{self, Copying};
 use super::{disk, splice, status, swap, userfault};
 
 /// Makes a call; `None` if the number belongs to another one.
@@ -58,8 +58,9 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_splice => splice::splice((descriptor, b), (c as i32, d), e, f as u32),
         nr::__NR_tee => splice::tee(descriptor, b as i32, c, d as u32),
         nr::__NR_vmsplice => splice::vmsplice(descriptor, b, c, d as u32),
-        nr::__NR_sendfile => copy((b as i32, c), (descriptor, 0), d),
-        nr::__NR_copy_file_range => copy((descriptor, b), (c as i32, d), e),
+        nr::__NR_sendfile => copy(Copying::Send, (b as i32, c), (descriptor, 0), d),
+        nr::__NR_copy_file_range if f as u32 != 0 => Err(Errno::EINVAL),
+        nr::__NR_copy_file_range => copy(Copying::Range, (descriptor, b), (c as i32, d), e),
         nr::__NR_openat => names::open(descriptor, b, c as u32, d as u32),
         nr::__NR_close => Files::current().close(descriptor).map(|()| 0),
         nr::__NR_close_range => descriptors::close_range(a, b, c as u32),
@@ -204,9 +205,9 @@ fn select_masked(count: u64, sets: [u64; 3], timeout: u64, mask: u64) -> Outcome
     masked(mask, || poll::select(count, sets, deadline(timeout, Fraction::Nanoseconds)?))
 }
 
-fn copy(from: (i32, u64), to: (i32, u64), count: u64) -> Outcome {
+fn copy(call: Copying, from: (i32, u64), to: (i32, u64), count: u64) -> Outcome {
     let (source, target) = (get(from.0)?, get(to.0)?);
-    transfer::copy((&source, from.1), (&target, to.1), count)
+    transfer::copy(call, (&source, from.1), (&target, to.1), count)
 }
 
 /// `mount(2)`: the file systems that programs mount at start are already mounted.
