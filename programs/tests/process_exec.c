@@ -106,6 +106,19 @@ int main(int count, char **arguments, char **environment) {
         _exit(99);
     }
     EQUAL(WEXITSTATUS(test_wait(child)), 33, "execve after vfork");
+    int until[2];
+    NEED(pipe2(until, O_CLOEXEC) == 0);
+    child = syscall(SYS_clone, 0, 0, 0, 0, 0);
+    if (child == 0) {
+        char *list[] = {"name", "exit", 0};
+        execve(self, list, none);
+        _exit(99);
+    }
+    char byte;
+    close(until[1]);
+    NEED(child > 0 && read(until[0], &byte, 1) == 0);
+    close(until[0]);
+    EQUAL(WEXITSTATUS(test_wait(child)), 33, "execve: the parent waits for any program's end");
 
     char *list[] = {"name", "exit", 0};
     FAILS(execve("/nowhere", list, none), ENOENT, "execve: no such file");

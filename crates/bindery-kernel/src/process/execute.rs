@@ -5,7 +5,7 @@
 
 use alloc::sync::Arc;
 
-use linux_raw_sys::general::{AT_EMPTY_PATH, AT_FDCWD, AT_SYMLINK_NOFOLLOW};
+use linux_raw_sys::general::{AT_EMPTY_PATH, AT_FDCWD, AT_SYMLINK_NOFOLLOW, SIGCHLD};
 
 use crate::arch::{self, FloatingPoint, Registers};
 use crate::errno::Errno;
@@ -218,7 +218,11 @@ fn become_program(
     credentials::commit(loaded.who);
     process.set_dumpable(!is_secure);
     *process.facts.lock() = loaded.facts;
-    process.state.lock().has_executed = true;
+    {
+        let mut state = process.state.lock();
+        state.has_executed = true;
+        state.exit_signal = SIGCHLD;
+    }
     *process.barriers.lock() = Barriers::default();
     // Other processes that share them are unaffected.
     let actions = process.actions().without_handlers();

@@ -287,23 +287,34 @@ fn mark_robust_futexes(thread: &Thread) -> Result<(), Errno> {
         }
         let next = user::read::<u64>(at)?;
         if at != pending & !1 {
-            owner_ends(thread, at.wrapping_add(offset))?;
+            owner_ends(thread, at.wrapping_add(offset), Entry::Listed)?;
         }
         entry = next;
     }
     if pending & !1 != 0 {
-        owner_ends(thread, (pending & !1).wrapping_add(offset))?;
+        owner_ends(thread, (pending & !1).wrapping_add(offset), Entry::Pending)?;
     }
     Ok(())
 }
 
-fn owner_ends(thread: &Thread, at: u64) -> Result<(), Errno> {
+/// The entry of a robust list that names a futex.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Entry {
+    Listed,
+    /// The thread was about to lock or to unlock it.
+    Pending,
+}
+
+fn owner_ends(thread: &Thread, at: u64, entry: Entry) -> Result<(), Errno> {
     let name = name(at, Scope::Any)?;
     let is_owned = |value: u32| value & FUTEX_TID_MASK == thread.id();
     let value = user::update(at, |value| {
         is_owned(value).then_some(value & FUTEX_WAITERS | FUTEX_OWNER_DIED)
     })?;
-    if is_owned(value) && value & FUTEX_WAITERS != 0 {
+    // The thread may have ended between the store that unlocked the futex and the wake. It is then
+    // unknown whether threads wait.
+    let is_unlocked = entry == Entry::Pending && value == 0;
+    if is_owned(value) && value & FUTEX_WAITERS != 0 || is_unlocked {
         wake(name, 1, FUTEX_BITSET_MATCH_ANY);
     }
     Ok(())
