@@ -49,11 +49,49 @@ static void epoll(void) {
     struct pollfd wanted = {set, POLLIN, 0};
     EQUAL(poll(&wanted, 1, 0), 0, "epoll: nor is the set itself ready");
     close(kept);
+    NEED(pipe(second) == 0);
+    event = (struct epoll_event){.events = 0, .data.u64 = 4};
+    EQUAL(epoll_ctl(set, EPOLL_CTL_ADD, second[0], &event), 0, "epoll: a pipe with no event");
+    STEP_EQUAL(write(second[1], "x", 1), 1);
+    EQUAL(epoll_wait(set, &event, 1, 0), 0, "epoll: it is not reported as readable");
+    close(second[1]);
+    EQUAL(epoll_wait(set, &event, 1, 0), 1, "epoll: but when the other end is closed");
+    EQUAL(event.events, EPOLLHUP, "epoll: EPOLLHUP");
+    EQUAL(poll(&wanted, 1, 0), 1, "epoll: the set itself is ready");
+    close(second[0]);
+    close(set);
+}
+
+static int is_hung_up(int file) {
+    struct pollfd wanted = {file, POLLIN, 0};
+    STEP(poll(&wanted, 1, 0) >= 0);
+    return wanted.revents;
+}
+
+// The end of a named pipe's writers is told to the readers that have seen one.
+static void named_pipe(void) {
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/poll-%d", getpid());
+    NEED(mkfifo(path, 0600) == 0);
+    int early = open(path, O_RDONLY | O_NONBLOCK);
+    EQUAL(is_hung_up(early), 0, "a named pipe: not hung up before any writer came");
+    int writer = open(path, O_WRONLY);
+    NEED(early >= 0 && writer >= 0);
+    EQUAL(is_hung_up(early), 0, "nor with a writer");
+    close(writer);
+    EQUAL(is_hung_up(early), POLLHUP, "but after it");
+    int later = open(path, O_RDONLY | O_NONBLOCK);
+    EQUAL(is_hung_up(later), 0, "a later reader has not seen one");
+    EQUAL(is_hung_up(early), POLLHUP, "though the earlier one has");
+    close(later);
+    close(early);
+    unlink(path);
 }
 
 int main(void) {
     test_start();
     pidfd();
     epoll();
+    named_pipe();
     return test_end();
 }

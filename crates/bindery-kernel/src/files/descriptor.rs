@@ -30,6 +30,8 @@ pub struct Description {
     /// The position of the next read or write, locked during each.
     pub position: SleepingMutex<u64>,
     flags: AtomicU32,
+    /// The writers of a pipe before this opening, if it did not wait for one.
+    writers_before: u64,
 }
 
 /// The flags that `fcntl` can change.
@@ -43,7 +45,15 @@ impl Description {
     pub fn new(place: Arc<Place>, node: Arc<dyn Node>, flags: u32) -> Result<Arc<Self>, Errno> {
         heap::room(512)?;
         let position = SleepingMutex::new(0);
-        Ok(Arc::new(Self { place, node, position, flags: AtomicU32::new(flags) }))
+        let waits_for_writer = may_write(flags) || flags & O_NONBLOCK == 0;
+        let writers_before = if waits_for_writer { 0 } else { node.writers_so_far() };
+        let flags = AtomicU32::new(flags);
+        Ok(Arc::new(Self { place, node, position, flags, writers_before }))
+    }
+
+    /// Whether the node is a pipe that no writer has had since this opening or before it.
+    pub fn is_early_reader(&self) -> bool {
+        self.node.lacks_writer_since(self.writers_before)
     }
 
     /// The flags of this opening.

@@ -26,6 +26,8 @@ const DATA_OFFSET: u64 = EVENT_SIZE - 8;
 
 struct Watched {
     description: Weak<Description>,
+    /// The bits that are reported: errors and hang-ups always, and nothing after the one report of
+    /// `EPOLLONESHOT`.
     events: u32,
     data: u64,
 }
@@ -62,7 +64,9 @@ impl Epoll {
         let new = if operation == EPOLL_CTL_DEL {
             None
         } else {
-            let (events, data) = (user::read(event)?, user::read(event.wrapping_add(DATA_OFFSET))?);
+            let (events, data): (u32, _) =
+                (user::read(event)?, user::read(event.wrapping_add(DATA_OFFSET))?);
+            let events = events | POLLERR | POLLHUP;
             Some(Watched { description: Arc::downgrade(&description), events, data })
         };
         let key = (descriptor, Arc::as_ptr(&description).addr());
@@ -94,8 +98,8 @@ impl Epoll {
             let mut found = Vec::new();
             for one in self.watched.lock().values_mut() {
                 let Some(description) = one.description.upgrade() else { continue };
-                let ready = poll::ready(&description) & (one.events | POLLERR | POLLHUP);
-                if ready == 0 || one.events & !EPOLLONESHOT == 0 || found.len() == most {
+                let ready = poll::ready(&description) & one.events;
+                if ready == 0 || found.len() == most {
                     continue;
                 }
                 found.push((ready, one.data));
@@ -122,7 +126,7 @@ impl Epoll {
         self.watched.lock().values().any(|one| {
             let ready =
                 one.description.upgrade().map_or(0, |description| poll::ready(&description));
-            one.events & !EPOLLONESHOT != 0 && ready & (one.events | POLLERR | POLLHUP) != 0
+            ready & one.events != 0
         })
     }
 }

@@ -186,6 +186,16 @@ pub trait Node: Send + Sync {
         None
     }
 
+    /// What an opening for reading that waits for no writer remembers of a pipe's writers so far.
+    fn writers_so_far(&self) -> u64 {
+        0
+    }
+
+    /// Whether a pipe has had no writer before or since the opening that remembers this.
+    fn lacks_writer_since(&self, _remembered: u64) -> bool {
+        false
+    }
+
     /// The node itself, for calls that need its type: a directory in memory, a pipe, an epoll
     /// instance.
     fn special(&self) -> Option<&dyn Any> {

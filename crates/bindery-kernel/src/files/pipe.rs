@@ -426,6 +426,16 @@ impl Node for Pipe {
         ready
     }
 
+    fn writers_so_far(&self) -> u64 {
+        let state = self.state.lock();
+        // With a writer, the count is not 0: the opening has seen one.
+        if state.writers == 0 { state.openings[1] } else { 0 }
+    }
+
+    fn lacks_writer_since(&self, remembered: u64) -> bool {
+        self.state.lock().openings[1] == remembered
+    }
+
     fn special(&self) -> Option<&dyn Any> {
         Some(self)
     }

@@ -45,6 +45,9 @@ pub fn ready(description: &Description) -> u32 {
         return ready;
     }
     let mut ready = description.node.ready();
+    if ready & POLLHUP != 0 && description.is_early_reader() {
+        ready &= !POLLHUP;
+    }
     if !may_read(flags) {
         ready &= !(POLLIN | POLLHUP);
     }
