@@ -1,4 +1,5 @@
-// A timer for a thread that has ended sends no signal.
+// A timer for a thread that has ended sends no signal. Each timer has a signal of its own, which counts
+// the expirations until it is taken.
 
 #include "test.h"
 
@@ -13,8 +14,48 @@ static void *run(void *unused) {
     return 0;
 }
 
+static int timer_of(int value) {
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR2};
+    event.sigev_value.sival_int = value;
+    int timer;
+    NEED(syscall(SYS_timer_create, CLOCK_MONOTONIC, &event, &timer) == 0);
+    return timer;
+}
+
+static void two_of_one_signal(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR2);
+    NEED(sigprocmask(SIG_BLOCK, &set, 0) == 0);
+    struct timespec none = {0, 0};
+    siginfo_t got;
+    int timers[2], seen = 0;
+    for (int index = 0; index < 2; index++) {
+        timers[index] = timer_of(1 << index);
+        struct itimerspec when = {.it_value = {0, 1000000}};
+        NEED(syscall(SYS_timer_settime, timers[index], 0, &when, 0) == 0);
+        do {
+            test_sleep(1);
+            NEED(syscall(SYS_timer_gettime, timers[index], &when) == 0);
+        } while (when.it_value.tv_sec || when.it_value.tv_nsec);
+    }
+    while (sigtimedwait(&set, &got, &none) == SIGUSR2)
+        seen += got.si_value.sival_int;
+    EQUAL(seen, 3, "two timers with one signal: each has sent it");
+
+    struct itimerspec when = {{0, 1000000}, {0, 1000000}};
+    NEED(syscall(SYS_timer_settime, timers[0], 0, &when, 0) == 0);
+    test_sleep(40);
+    EQUAL(sigtimedwait(&set, &got, &none), SIGUSR2, "a timer expires again and again");
+    CHECK(got.si_overrun >= 20, "and its signal counts how often");
+    EQUAL(syscall(SYS_timer_getoverrun, timers[0]), got.si_overrun, "as timer_getoverrun tells");
+    for (int index = 0; index < 2; index++)
+        STEP_EQUAL(syscall(SYS_timer_delete, timers[index]), 0);
+}
+
 int main(void) {
     test_start();
+    two_of_one_signal();
     pthread_t thread;
     NEED(pthread_create(&thread, 0, run, 0) == 0);
     while (number == 0)

@@ -24,6 +24,7 @@
 //! | [`wait`] | `wait4` and `waitid` |
 //! | [`futex`] | sleep until a word of a program's memory changes |
 //! | [`signal`], [`deliver`] | signals: sent and pending; delivered |
+//! | [`information`] | what a signal carries |
 //! | [`clock`] | clocks and sleeps |
 //! | [`timer`] | timers that send signals |
 //! | [`limits`] | resource limits and usage |
@@ -55,6 +56,7 @@ mod execute;
 mod facts;
 mod futex;
 mod identity;
+mod information;
 pub mod kernel_thread;
 mod kill;
 mod limits;

@@ -14,9 +14,11 @@ use linux_raw_sys::general::{
 use crate::heap;
 use crate::sync::Mutex;
 
+pub(super) use super::information::{Information, code};
+
 use super::state::{Process, Report};
 use super::thread::{Thread, work};
-use super::{all, kill, scheduler};
+use super::{all, kill, scheduler, timer};
 
 /// The highest signal.
 pub const MAXIMUM: u32 = 64;
@@ -30,18 +32,6 @@ const MAXIMUM_QUEUED: u64 = 4096;
 /// The handler values for the default action, and for ignored signals.
 pub(super) const DEFAULT: u64 = 0;
 pub(super) const IGNORE: u64 = 1;
-
-/// The sender of a signal (`si_code`).
-pub(super) mod code {
-    pub const USER: i32 = 0;
-    pub const KERNEL: i32 = 128;
-    pub const TIMER: i32 = -2;
-    pub const THREAD: i32 = -6;
-    pub const EXITED: i32 = 1;
-    pub const KILLED: i32 = 2;
-    pub const STOPPED: i32 = 5;
-    pub const CONTINUED: i32 = 6;
-}
 
 /// The set that holds one signal.
 pub(super) const fn bit(signal: u32) -> u64 {
@@ -68,40 +58,6 @@ pub(super) const TERMINAL_STOPPING: u64 = STOPPING & !bit(SIGSTOP);
 /// Signals caused by an instruction of the thread itself, which are delivered first.
 const SYNCHRONOUS: u64 = set_of(&[SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE, SIGSYS]);
 
-/// The information of a signal: the beginning of `siginfo_t`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Information {
-    pub signal: u32,
-    pub code: i32,
-    /// The bytes from offset 16 on. Their meaning depends on the signal and the code.
-    pub fields: [u64; 4],
-}
-
-impl Information {
-    /// From the kernel, without details.
-    pub(super) fn of_kernel(signal: u32) -> Self {
-        Self { signal, code: code::KERNEL, fields: [0; 4] }
-    }
-
-    /// From the running process.
-    pub(super) fn of_program(signal: u32, code: i32) -> Self {
-        let thread = scheduler::current();
-        let (sender, user) = (thread.process.id, thread.credentials().user.real);
-        Self { signal, code, fields: [u64::from(sender) | u64::from(user) << 32, 0, 0, 0] }
-    }
-
-    /// The information as programs see it.
-    pub(super) fn bytes(&self) -> [u8; 128] {
-        let mut bytes = [0; 128];
-        bytes[..4].copy_from_slice(&self.signal.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.code.to_le_bytes());
-        for (index, field) in self.fields.iter().enumerate() {
-            bytes[16 + 8 * index..24 + 8 * index].copy_from_slice(&field.to_le_bytes());
-        }
-        bytes
-    }
-}
-
 /// The maximum number of pending signals of a thread or process, whatever its limit.
 const QUEUE_MAX: usize = 512;
 
@@ -119,12 +75,14 @@ impl Pending {
 
     fn add(&mut self, information: Information, limit: u64) -> Sent {
         let signal = information.signal;
-        if signal < FIRST_REAL_TIME && self.set & bit(signal) != 0 {
+        // A standard signal waits once, and once more for each timer.
+        let queues = signal >= FIRST_REAL_TIME || information.timer().is_some();
+        if self.set & bit(signal) != 0 && !queues {
             return Sent::Done;
         }
         let queued = self.queue.len();
         let full = queued as u64 >= limit || queued >= QUEUE_MAX || heap::room(1 << 12).is_err();
-        if signal >= FIRST_REAL_TIME && full {
+        if queues && full {
             return Sent::QueueFull;
         }
         self.set |= bit(signal);
@@ -135,6 +93,20 @@ impl Pending {
     fn remove(&mut self, set: u64) {
         self.set &= !set;
         self.queue.retain(|information| bit(information.signal) & set == 0);
+    }
+
+    /// Adds expirations of a timer to its signal, if that waits. Returns whether it does.
+    pub(super) fn add_expirations(&mut self, timer: i32, more: u64) -> bool {
+        let of_timer = |information: &&mut Information| information.timer() == Some(timer);
+        let Some(information) = self.queue.iter_mut().find(of_timer) else { return false };
+        information.set_overrun(u64::from(information.overrun()).saturating_add(more));
+        true
+    }
+
+    /// Discards the signal of a timer.
+    fn remove_timer(&mut self, timer: i32) {
+        self.queue.retain(|information| information.timer() != Some(timer));
+        self.set = self.queue.iter().fold(0, |set, information| set | bit(information.signal));
     }
 
     fn take(&mut self, allowed: u64) -> Option<Information> {
@@ -251,14 +223,14 @@ impl ThreadSignals {
 /// Turns an exception of the running thread into a signal, which the thread cannot block. If the
 /// thread blocks or ignores the signal, the process ends.
 pub fn exception(signal: u32, code: i32, address: u64) {
-    raise(Information { signal, code, fields: [address, 0, 0, 0] });
+    raise(Information::new(signal, code, [address, 0, 0, 0]));
 }
 
 /// As [`exception`], for a running thread that has accessed memory with a protection key that it
 /// has disabled.
 pub fn key_violation(address: u64, key: ProtectionKey) {
     let fields = [address, 0, u64::from(key.number()), 0];
-    raise(Information { signal: SIGSEGV, code: SEGV_PKUERR as i32, fields });
+    raise(Information::new(SIGSEGV, SEGV_PKUERR as i32, fields));
 }
 
 fn raise(information: Information) {
@@ -354,10 +326,22 @@ pub(super) fn forget(process: &Process, set: u64) {
     }
 }
 
+/// Discards the signal of a timer that is deleted.
+pub(super) fn forget_timer(process: &Process, timer: i32) {
+    process.pending.lock().remove_timer(timer);
+    for thread in process.threads() {
+        thread.signals.lock().pending.remove_timer(timer);
+    }
+}
+
 /// The next pending signal of `allowed` for the thread or its process.
 pub(super) fn take(thread: &Thread, allowed: u64) -> Option<Information> {
     let own = thread.signals.lock().pending.take(allowed);
-    own.or_else(|| thread.process.pending.lock().take(allowed))
+    let information = own.or_else(|| thread.process.pending.lock().take(allowed))?;
+    if let Some(timer) = information.timer() {
+        timer::signal_taken(&thread.process, timer, information.overrun());
+    }
+    Some(information)
 }
 
 /// Whether the thread has a signal to handle, or has to stop or to end.
@@ -454,7 +438,7 @@ fn tell_parent_of_stop(process: &Process, code: i32, status: u32) {
     parent.children_changed.wake_all();
     if parent.actions().get(SIGCHLD).flags & u64::from(SA_NOCLDSTOP) == 0 {
         let fields = [u64::from(process.id), u64::from(status), 0, 0];
-        let information = Information { signal: SIGCHLD, code, fields };
+        let information = Information::new(SIGCHLD, code, fields);
         let _ = send_information(&parent, None, information); // a standard signal finds room
     }
 }

@@ -13,7 +13,7 @@ use crate::time::{self, Event, EventId, SECOND};
 use crate::{heap, user};
 
 use super::clock::{clock, nanoseconds, of_real_time};
-use super::signal::{self, Information, bit, code};
+use super::signal::{self, Information, bit};
 use super::{Process, Thread, scheduler, table};
 
 /// The minimum interval of a timer, in ns, because a timer must not expire again while the kernel
@@ -28,11 +28,11 @@ pub(super) struct Timer {
     interval: u64,
     clock: u32,
     signal: u32,
-    code: i32,
     /// The thread that gets the signal, if not any of the process.
     thread: Option<u32>,
     value: u64,
-    overrun: u64,
+    /// The overrun of the last signal that was taken.
+    overrun: u32,
 }
 
 /// The key of the `setitimer` timer; the other timers of a process count from 0.
@@ -55,7 +55,7 @@ fn arm(process: &Arc<Process>, key: i32, at: u64, interval: u64) {
 /// A timer is due.
 fn fire(process: &Weak<Process>, key: i32) {
     let Some(process) = process.upgrade() else { return };
-    let (information, thread, next, interval) = {
+    let (information, thread, next, interval, missed) = {
         let mut timers = process.timers.lock();
         let Some(timer) = timers.get_mut(&key) else { return };
         timer.event = None;
@@ -65,13 +65,11 @@ fn fire(process: &Weak<Process>, key: i32) {
             interval => timer.at.saturating_add(interval.saturating_mul(missed + 1)),
         };
         let next = if next == 0 { 0 } else { next.max(time::now() + SHORTEST) };
-        timer.overrun = missed;
-        let fields = match key {
-            REAL => [0; 4],
-            key => [key as u64 | missed << 32, timer.value, 0, 0],
+        let information = match key {
+            REAL => Information::of_kernel(timer.signal),
+            key => Information::of_timer(timer.signal, key, timer.value, missed),
         };
-        let information = Information { signal: timer.signal, code: timer.code, fields };
-        (information, timer.thread, next, timer.interval)
+        (information, timer.thread, next, timer.interval, missed)
     };
     arm(&process, key, next, interval);
     if information.signal == 0 {
@@ -84,12 +82,22 @@ fn fire(process: &Weak<Process>, key: i32) {
         // The thread for the signal has ended.
         return;
     }
-    let waits = match &thread {
-        Some(thread) => thread.signals.lock().pending.set(),
-        None => process.pending.lock().set(),
-    };
-    if waits & bit(information.signal) == 0 {
-        let _ = signal::send_information(&process, thread.as_ref(), information); // nothing waits
+    // A timer has at most one signal that waits, which counts its expirations.
+    let waits = key != REAL
+        && match &thread {
+            Some(thread) => thread.signals.lock().pending.add_expirations(key, missed + 1),
+            None => process.pending.lock().add_expirations(key, missed + 1),
+        };
+    if !waits {
+        // A signal for which the queue has no room is lost.
+        let _ = signal::send_information(&process, thread.as_ref(), information);
+    }
+}
+
+/// Records the overrun of a timer's signal, which was taken.
+pub(super) fn signal_taken(process: &Process, key: i32, overrun: u32) {
+    if let Some(timer) = process.timers.lock().get_mut(&key) {
+        timer.overrun = overrun;
     }
 }
 
@@ -115,10 +123,9 @@ pub(super) fn cancel_all(process: &Process) {
 /// A new program keeps only the timers of `setitimer`.
 pub(super) fn cancel_created(process: &Process) {
     process.timers.lock().retain(|key, timer| {
-        if *key != REAL
-            && let Some(event) = timer.event
-        {
-            time::cancel(event);
+        if *key != REAL {
+            _ = timer.event.map(time::cancel);
+            signal::forget_timer(process, *key);
         }
         *key == REAL
     });
@@ -131,7 +138,6 @@ fn set_real(process: &Arc<Process>, value: u64, interval: u64) {
         interval: 0,
         clock: CLOCK_MONOTONIC,
         signal: SIGALRM,
-        code: code::KERNEL,
         thread: None,
         value: 0,
         overrun: 0,
@@ -287,7 +293,6 @@ pub(super) fn timer_create(clock_id: u64, event_at: u64, id_at: u64) -> Outcome 
             interval: 0,
             clock: clock_id as u32,
             signal: if kind == SIGEV_NONE { 0 } else { signal },
-            code: code::TIMER,
             thread,
             value,
             overrun: 0,
@@ -333,16 +338,18 @@ pub(super) fn timer_getoverrun(id: u64) -> Outcome {
     let key = created(id)?;
     let process = &scheduler::current().process;
     let timers = process.timers.lock();
-    Ok(timers.get(&key).ok_or(Errno::EINVAL)?.overrun.min(i32::MAX as u64))
+    Ok(timers.get(&key).ok_or(Errno::EINVAL)?.overrun.into())
 }
 
 /// `timer_delete(2)`.
 pub(super) fn timer_delete(id: u64) -> Outcome {
     let key = created(id)?;
-    let timer = scheduler::current().process.timers.lock().remove(&key).ok_or(Errno::EINVAL)?;
+    let process = scheduler::current().process.clone();
+    let timer = process.timers.lock().remove(&key).ok_or(Errno::EINVAL)?;
     if let Some(event) = timer.event {
         time::cancel(event);
     }
+    signal::forget_timer(&process, key);
     Ok(0)
 }
 

@@ -78,7 +78,7 @@ pub(super) fn waitid(kind: u64, id: u64, at: u64, options: u64, usage_at: u64) -
         if let Some((child, news)) = &found {
             let of = |code, value| {
                 let fields = [u64::from(child.id), u64::from(value), 0, 0];
-                Information { signal: SIGCHLD, code, fields }
+                Information::new(SIGCHLD, code, fields)
             };
             bytes = match *news {
                 News::Ended(status) => end::about_end(child, SIGCHLD, status),

@@ -129,7 +129,7 @@ pub(super) fn sigqueueinfo(process: Option<u64>, target: u64, number: u64, at: u
         return Err(Errno::EPERM);
     }
     let fields = [bytes[2], bytes[3], bytes[4], bytes[5]];
-    let information = |signal| Information { signal, code, fields };
+    let information = |signal| Information::new(signal, code, fields);
     if let Some(process) = process {
         let thread = thread_of(Some(process), target)?;
         return send(&thread.process, Some(&thread), number, information);
@@ -269,7 +269,7 @@ pub(super) fn pidfd_send_signal(descriptor: i32, number: u64, at: u64, flags: u3
         _ => None,
     };
     let information = |signal| match information {
-        Some((code, fields)) => Information { signal, code, fields },
+        Some((code, fields)) => Information::new(signal, code, fields),
         None if thread.is_some() => Information::of_program(signal, code::THREAD),
         None => Information::of_program(signal, code::USER),
     };
