@@ -5,7 +5,22 @@
 
 #include "settings.h"
 
+#include <poll.h>
 #include <sys/sysinfo.h>
+#include <sys/uio.h>
+
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+#ifndef SYS_pidfd_send_signal
+#define SYS_pidfd_send_signal 424
+#endif
+#ifndef SYS_process_mrelease
+#define SYS_process_mrelease 448
+#endif
+#ifndef P_PIDFD
+#define P_PIDFD 3
+#endif
 
 #define MIB (1l << 20)
 
@@ -169,9 +184,40 @@ static void maximum_id(void) {
     }
 }
 
+// A pidfd names its process, and never the next one of this number.
+static void number_used_again(void) {
+    long begun = number("kernel/pid_max");
+    STEP(set_number("kernel/pid_max", 310) > 0);
+    pid_t child = CHILD(_exit(0)), other = 0;
+    int known = syscall(SYS_pidfd_open, child, 0);
+    STEP(known >= 0);
+    STEP_EQUAL(test_wait(child), 0);
+    for (int count = 0; count < 20 && other != child; count++) {
+        other = CHILD(for (;;) pause());
+        if (other != child) {
+            kill(other, SIGKILL);
+            test_wait(other);
+        }
+    }
+    EQUAL(other, child, "a number is used again");
+    struct pollfd ended = {known, POLLIN, 0};
+    EQUAL(poll(&ended, 1, 0), 1, "pidfd: its process has ended");
+    FAILS(syscall(SYS_pidfd_send_signal, known, 0, 0, 0), ESRCH, "pidfd: no signal to another");
+    siginfo_t information;
+    FAILS(waitid(P_PIDFD, known, &information, WEXITED | WNOHANG), ECHILD, "pidfd: no wait for another");
+    struct iovec page = {test_map(PAGE), PAGE};
+    FAILS(syscall(SYS_process_madvise, known, &page, 1, MADV_COLD, 0), ESRCH, "pidfd: no advice for another");
+    kill(other, SIGKILL);
+    FAILS(syscall(SYS_process_mrelease, known, 0), ESRCH, "pidfd: no release of another's memory");
+    STEP(test_wait(other) == SIGKILL);
+    close(known);
+    STEP(set_number("kernel/pid_max", begun) > 0);
+}
+
 int main(void) {
     test_start();
     maximum_id();
+    number_used_again();
     map_count();
     overcommit();
     caches();

@@ -1,12 +1,12 @@
 //! Descriptors without contents: `eventfd(2)` and `pidfd_open(2)`.
 
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 
 use linux_raw_sys::general::{O_RDWR, POLLIN, POLLOUT};
 
 use crate::errno::Errno;
 use crate::heap;
-use crate::process::{self, Interrupted, WaitQueue};
+use crate::process::{self, Interrupted, Process, WaitQueue};
 use crate::sync::Mutex;
 
 use super::attributes::{Attributes, Kind, Patience};
@@ -111,7 +111,8 @@ impl Node for EventCounter {
 /// A process by descriptor.
 pub struct ProcessHandle {
     number: u64,
-    process: u32,
+    /// Not a number, which another process may have later.
+    process: Weak<Process>,
 }
 
 impl ProcessHandle {
@@ -119,8 +120,9 @@ impl ProcessHandle {
     ///
     /// # Errors
     /// `ENOMEM`.
-    pub fn describe(process: u32, flags: u32) -> Result<Arc<Description>, Errno> {
+    pub fn describe(process: &Arc<Process>, flags: u32) -> Result<Arc<Description>, Errno> {
         heap::room(256)?;
+        let process = Arc::downgrade(process);
         let node = Arc::new(Self { number: new_number(), process });
         let place = Place::alone(node.clone(), b"anon_inode:[pidfd]");
         Description::new(place, node, O_RDWR | flags)
@@ -136,13 +138,14 @@ impl Node for ProcessHandle {
         Attributes::plain(self.number, 0o600)
     }
 
-    fn process(&self) -> Option<u32> {
-        Some(self.process)
+    fn process(&self) -> Option<&Weak<Process>> {
+        Some(&self.process)
     }
 
     fn ready(&self) -> u32 {
         // Readable once the process has ended.
-        let lives = process::find(self.process).is_some_and(|process| process.letter() != 'Z');
+        let process = process::find_behind(&self.process);
+        let lives = process.is_some_and(|process| process.letter() != 'Z');
         if lives { 0 } else { POLLIN }
     }
 }

@@ -1,6 +1,6 @@
 //! A file of any kind is a [`Node`]; a [`Place`] is a node with the path that led to it.
 
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::any::Any;
 use core::fmt;
@@ -11,6 +11,7 @@ use linux_raw_sys::general::{O_ACCMODE, O_RDONLY, O_RDWR, O_WRONLY, POLLIN, POLL
 
 use crate::errno::{Errno, Outcome};
 use crate::platform::Machine;
+use crate::process::Process;
 
 use super::attributes::{Attributes, Change, Entry, Kind, Patience};
 use super::inode::Common;
@@ -177,7 +178,7 @@ pub trait Node: Send + Sync {
     }
 
     /// The process that a pidfd names.
-    fn process(&self) -> Option<u32> {
+    fn process(&self) -> Option<&Weak<Process>> {
         None
     }
 

@@ -187,7 +187,7 @@ pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
     let thread = new_thread(&parent, &process, id, &wanted, registers)?;
     let mut handle = None;
     if wanted.has(CLONE_PIDFD) {
-        let (descriptor, description) = files::insert_process(id, 0)?;
+        let (descriptor, description) = files::insert_process(&process, 0)?;
         if let Err(errno) = user::write(wanted.descriptor_at, &descriptor) {
             Files::current().withdraw(descriptor, &description);
             return Err(errno);

@@ -51,7 +51,7 @@ fn process_behind(descriptor: i32) -> Result<Arc<Process>, Errno> {
     match Handle::of(descriptor) {
         Handle::OwnThread | Handle::OwnProcess => Ok(scheduler::current().process.clone()),
         Handle::Descriptor(descriptor) => {
-            find(files::process_behind(descriptor)?).ok_or(Errno::ESRCH)
+            table::find_behind(&files::process_behind(descriptor)?).ok_or(Errno::ESRCH)
         }
     }
 }
@@ -305,5 +305,5 @@ pub(super) fn pidfd_open(process: u64, flags: u64) -> Outcome {
         return Err(Errno::EINVAL);
     }
     let process = find(process as u32).ok_or(Errno::ESRCH)?;
-    files::insert_process(process.id, flags as u32).map(|(descriptor, _)| descriptor as u64)
+    files::insert_process(&process, flags as u32).map(|(descriptor, _)| descriptor as u64)
 }

@@ -59,6 +59,13 @@ pub fn find(id: u32) -> Option<Arc<Process>> {
     TABLE.lock().processes.get(&id).cloned()
 }
 
+/// The process that a handle names, if it exists as for [`find`]. Another process may have its
+/// number by now.
+pub fn find_behind(handle: &Weak<Process>) -> Option<Arc<Process>> {
+    let process = handle.upgrade()?;
+    find(process.id).filter(|found| Arc::ptr_eq(found, &process))
+}
+
 /// All processes, by rising number, including ended processes that were not waited for.
 pub fn all() -> Vec<Arc<Process>> {
     TABLE.lock().processes.values().cloned().collect()

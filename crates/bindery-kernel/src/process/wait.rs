@@ -1,6 +1,7 @@
 //! `wait4` and `waitid`.
 
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
+use core::ptr;
 
 use linux_raw_sys::general::{
     __WALL, __WCLONE, __WNOTHREAD, P_ALL, P_PGID, P_PID, P_PIDFD, SIGCHLD, SIGCONT, WCONTINUED,
@@ -15,10 +16,11 @@ use super::state::{Process, Report};
 use super::{end, limits, scheduler};
 
 /// The children for whose state changes a call waits.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Whose {
     All,
     Process(u32),
+    /// The process of a pidfd.
+    Behind(Weak<Process>),
     Group(u32),
 }
 
@@ -69,7 +71,7 @@ pub(super) fn waitid(kind: u64, id: u64, at: u64, options: u64, usage_at: u64) -
         P_PID if id as i32 > 0 => Whose::Process(id as u32),
         P_PGID if id as i32 > 0 => Whose::Group(id as u32),
         P_PGID if id as i32 == 0 => Whose::Group(scheduler::current().process.group()),
-        P_PIDFD if id as i32 >= 0 => Whose::Process(files::process_behind(id as i32)?),
+        P_PIDFD if id as i32 >= 0 => Whose::Behind(files::process_behind(id as i32)?),
         _ => return Err(Errno::EINVAL),
     };
     let found = wait(whose, options)?;
@@ -108,7 +110,7 @@ fn write_usage(at: u64, child: &Process) -> Result<(), Errno> {
 /// The state changes to wait for, unless `WNOHANG` says not to wait.
 fn wait(whose: Whose, options: u32) -> Result<Option<(Arc<Process>, News)>, Errno> {
     let process = scheduler::current().process.clone();
-    let look = || match look(&process, whose, options) {
+    let look = || match look(&process, &whose, options) {
         Ok(None) if options & WNOHANG == 0 => None,
         other => Some(other),
     };
@@ -117,7 +119,7 @@ fn wait(whose: Whose, options: u32) -> Result<Option<(Arc<Process>, News)>, Errn
 
 fn look(
     process: &Process,
-    whose: Whose,
+    whose: &Whose,
     options: u32,
 ) -> Result<Option<(Arc<Process>, News)>, Errno> {
     let children = process.state.lock().children.clone();
@@ -125,8 +127,9 @@ fn look(
     for child in &children {
         let wanted = match whose {
             Whose::All => true,
-            Whose::Process(id) => child.id == id,
-            Whose::Group(group) => child.group() == group,
+            Whose::Process(id) => child.id == *id,
+            Whose::Behind(handle) => ptr::eq(handle.as_ptr(), Arc::as_ptr(child)),
+            Whose::Group(group) => child.group() == *group,
         };
         if !wanted || !is_of_sort(child, options) {
             continue;

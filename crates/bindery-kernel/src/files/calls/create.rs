@@ -1,6 +1,6 @@
 //! New descriptors without a path: pipes, sockets, event counters, memfds, pidfds.
 
-use alloc::sync::Arc;
+use alloc::sync::{Arc, Weak};
 
 use bindery_linux as linux;
 use linux_raw_sys::general as nr;
@@ -9,6 +9,7 @@ use linux_raw_sys::net::{AF_UNIX, SOCK_SEQPACKET, SOCK_STREAM};
 
 use crate::errno::{Errno, Outcome};
 use crate::memory::memory;
+use crate::process::Process;
 use crate::{heap, user};
 
 use super::super::descriptor::at_exec;
@@ -111,16 +112,19 @@ pub(super) fn secret(flags: u32) -> Outcome {
 ///
 /// # Errors
 /// `EMFILE`, `ENOMEM`.
-pub fn insert_process(process: u32, flags: u32) -> Result<(i32, Arc<Description>), Errno> {
+pub fn insert_process(
+    process: &Arc<Process>,
+    flags: u32,
+) -> Result<(i32, Arc<Description>), Errno> {
     let description = ProcessHandle::describe(process, flags & O_NONBLOCK)?;
     let descriptor = Files::current().insert(description.clone(), AtExec::Closed)?;
     Ok((descriptor, description))
 }
 
-/// The process that a descriptor names.
+/// The process that a descriptor names, for [`find_behind`](crate::process::find_behind).
 ///
 /// # Errors
 /// `EBADF`.
-pub fn process_behind(descriptor: i32) -> Result<u32, Errno> {
-    get(descriptor)?.node.process().ok_or(Errno::EBADF)
+pub fn process_behind(descriptor: i32) -> Result<Weak<Process>, Errno> {
+    get(descriptor)?.node.process().cloned().ok_or(Errno::EBADF)
 }

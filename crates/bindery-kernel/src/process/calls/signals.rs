@@ -241,10 +241,10 @@ pub(super) fn pidfd_send_signal(descriptor: i32, number: u64, at: u64, flags: u3
     if flags & !(THREAD | PROCESS | GROUP) != 0 || flags.count_ones() > 1 {
         return Err(Errno::EINVAL);
     }
-    let own = scheduler::current().process.id;
-    let (id, own_thread) = match Handle::of(descriptor) {
-        Handle::OwnThread => (own, Some(scheduler::current_thread())),
-        Handle::OwnProcess => (own, None),
+    let own = Arc::downgrade(&scheduler::current().process);
+    let (handle, own_thread) = match Handle::of(descriptor) {
+        Handle::OwnThread => (own.clone(), Some(scheduler::current_thread())),
+        Handle::OwnProcess => (own.clone(), None),
         Handle::Descriptor(descriptor) => (files::process_behind(descriptor)?, None),
     };
     let information = match at {
@@ -255,14 +255,14 @@ pub(super) fn pidfd_send_signal(descriptor: i32, number: u64, at: u64, flags: u3
                 return Err(Errno::EINVAL);
             }
             let code = bytes[1] as i32;
-            if (code >= 0 || code == code::THREAD) && (id != own || flags == GROUP) {
+            if (code >= 0 || code == code::THREAD) && (!handle.ptr_eq(&own) || flags == GROUP) {
                 return Err(Errno::EPERM);
             }
             Some((code, [bytes[2], bytes[3], bytes[4], bytes[5]]))
         }
     };
     // Looked up only now, because the process or the thread may end during the copy.
-    let process = find(id).ok_or(Errno::ESRCH)?;
+    let process = table::find_behind(&handle).ok_or(Errno::ESRCH)?;
     let thread = match flags {
         THREAD => own_thread.or_else(|| process.threads().first().cloned()),
         0 => own_thread,
