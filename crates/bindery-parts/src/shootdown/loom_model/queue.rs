@@ -38,7 +38,7 @@ fn two_requests_with_interrupts(rule: Option<Rule>) {
             let tickets = [(); 2].map(|()| ask(queue, interrupt));
             cpu.join().unwrap();
             poll(queue, interrupt);
-            let is_done = |ticket| queue.is_done(ticket.awaited());
+            let is_done = |ticket: Ticket| queue.is_done(ticket.awaited());
             assert!(tickets.into_iter().all(is_done), "a request without an interrupt");
         });
     });
@@ -66,7 +66,7 @@ fn requests_beside_a_take(rule: Option<Rule>) {
             serve(queue);
             let tickets = poster.join().unwrap();
             serve(queue);
-            let is_done = |ticket| queue.is_done(ticket.awaited());
+            let is_done = |ticket: Ticket| queue.is_done(ticket.awaited());
             assert!(tickets.into_iter().all(is_done), "a request is lost");
         });
     });
