@@ -6,10 +6,12 @@ use linux_raw_sys::general as raw;
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::arch::{Arch, KeyRights};
-use bindery::{AddressSpace, Advice, CallReady, Errno, Error, Operation, Platform, Populate, Step};
+use bindery::{
+    AddressSpace, Advice, CallReady, Errno, Error, Operation, PendingMadvise, Platform, Step,
+};
 
 use super::vector::{IoRange, MOST_BYTES, MOST_RANGES, PendingRange, RangeStep};
-use super::{Begun, Outcome, Process, errno, raw as raw_result};
+use super::{Outcome, Process, errno, raw as raw_result};
 
 fn advice(number: i32) -> Option<Advice> {
     Some(match u32::try_from(number).ok()? {
@@ -47,10 +49,22 @@ pub(super) fn madvise<'m, P: Platform>(
     addr: u64,
     length: u64,
     number: i32,
-) -> Begun {
+) -> Outcome {
     let advice = advice(number).ok_or(Errno::EINVAL)?;
-    let begun = process.space().begin_madvise(VirtAddr(addr), length, advice, process.key_rights());
-    begun.map(|populate| (0, populate)).map_err(errno(Operation::Madvise))
+    let rights = process.key_rights();
+    let advised = process.space().madvise_with_keys(VirtAddr(addr), length, advice, rights);
+    advised.map(|()| 0).map_err(errno(Operation::Madvise))
+}
+
+/// `madvise(2)` up to its waits.
+pub(super) fn begin_madvise<'m, P: Platform>(
+    process: &impl Process<'m, P>,
+    [addr, length, number]: [u64; 3],
+) -> Result<PendingMadvise, Errno> {
+    let advice = advice(number as i32).ok_or(Errno::EINVAL)?;
+    let rights = process.key_rights();
+    let begun = process.space().begin_madvise(VirtAddr(addr), length, advice, rights);
+    begun.map_err(errno(Operation::Madvise))
 }
 
 /// `process_madvise(2)`: an array of `struct iovec` in the caller's memory lists the ranges.
@@ -78,8 +92,8 @@ pub(super) struct PendingAdvice {
     next: u64,
     /// The range that is being read.
     reading: Option<PendingRange>,
-    /// The length of the range that is being advised, and the remaining pages of the range.
-    advising: Option<(u64, Populate)>,
+    /// The length of the range that is being advised, and the rest of the advice.
+    advising: Option<(u64, PendingMadvise)>,
     /// The address of the target's state, used only for comparison.
     target: Option<usize>,
     /// The length advised so far.
@@ -140,8 +154,8 @@ impl PendingAdvice {
             Err(errno) => return Err(errno),
         };
         loop {
-            if let Some((length, populate)) = &mut self.advising {
-                match populate.step(target, ready.take()) {
+            if let Some((length, pending)) = &mut self.advising {
+                match pending.step(target, ready.take()) {
                     Ok(Step::Blocked(wait)) => return Ok(Step::Blocked(wait)),
                     Ok(Step::Done) => self.done += *length,
                     Err(error) => return self.fail(error),
@@ -166,7 +180,7 @@ impl PendingAdvice {
                 continue;
             }
             match target.begin_madvise(VirtAddr(range.start), length, advice, rights) {
-                Ok(populate) => self.advising = Some((length, populate)),
+                Ok(pending) => self.advising = Some((length, pending)),
                 Err(error) => return self.fail(error),
             }
         }

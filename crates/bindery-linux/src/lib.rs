@@ -181,7 +181,7 @@ fn begin<'m, P: Platform>(process: &impl Process<'m, P>, call: Call, arguments: 
             let (end, populate) = space.begin_set_break(VirtAddr(a));
             return Ok((end.0, populate));
         }
-        Call::Madvise => return advice::madvise(process, a, b, c as i32),
+        Call::Madvise => advice::madvise(process, a, b, c as i32),
         Call::Mlock => return mlock::mlock(space, a, b, 0),
         Call::Mlock2 => return mlock::mlock(space, a, b, c as i32),
         Call::Mlockall => return mlock::mlockall(space, a as i32),

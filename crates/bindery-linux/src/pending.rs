@@ -2,10 +2,11 @@
 //! later.
 
 use bindery::{
-    CallReady, CallWait, MappedWriteback, Operation, PendingProtect, Platform, Populate, Step,
+    CallReady, CallWait, MappedWriteback, Operation, PendingMadvise, PendingProtect, Platform,
+    Populate, Step,
 };
 
-use super::advice::PendingAdvice;
+use super::advice::{self, PendingAdvice};
 use super::mincore::PendingMincore;
 use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, protect, raw};
 
@@ -15,8 +16,9 @@ use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, pro
 ///
 /// The first step performs the call up to its waits, which completes most calls. The following
 /// calls stop at each page for which they have to wait: `mmap` with `MAP_POPULATE` or `MAP_LOCKED`,
-/// `mlock`, `mlock2`, `mlockall`, `madvise` with `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`. In
-/// locked memory, `brk`, `mremap`, `remap_file_pages`, `mprotect` and `pkey_mprotect` stop too.
+/// `mlock`, `mlock2`, `mlockall`, `madvise` with `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`.
+/// With `MADV_PAGEOUT`, `madvise` stops at each folio for which a swap device has no free request.
+/// In locked memory, `brk`, `mremap`, `remap_file_pages`, `mprotect` and `pkey_mprotect` stop too.
 /// `msync` stops until the pager has stored the pages that a step has submitted. `mincore` and
 /// `process_madvise` stop for the pages of their arrays. Between two steps other calls may change
 /// the range, as they may during the waits of a blocking call.
@@ -25,12 +27,13 @@ use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, pro
 /// closed or names another process, the call ends with the length advised so far, or with `EBADF`.
 /// (Linux keeps the process until the call ends.)
 ///
-/// A step may sleep for locks, and a first step that finds no memory reclaims. `madvise` and
-/// `process_madvise` with `MADV_PAGEOUT`, `MADV_REMOVE` and `MADV_COLLAPSE` perform all of their
-/// waits in the first step; `MADV_WILLNEED` waits only for a synchronous swap device.
+/// A step may sleep for locks, and a step that finds no memory for the call's own records reclaims.
+/// `madvise` and `process_madvise` with `MADV_REMOVE` and `MADV_COLLAPSE` perform all of their
+/// waits in the first step; `MADV_WILLNEED` waits only for a synchronous swap device, and
+/// `MADV_PAGEOUT` only for one that works in `SwapDevice::submit`.
 ///
 /// Dropping the value ends the call; its effects so far stay. The pager still stores the pages
-/// already submitted to it.
+/// already submitted to it, and a swap device those of its requests.
 ///
 /// ```
 /// use bindery::{CallPoll, CallReady, CallWait, Platform};
@@ -88,6 +91,7 @@ enum Rest<'m, P: Platform> {
     Protects(PendingProtect),
     Stores(MappedWriteback<'m, P>),
     Tells(PendingMincore),
+    AdvisesHere(PendingMadvise),
     Advises(PendingAdvice),
 }
 
@@ -139,6 +143,9 @@ impl<'m, P: Platform> PendingCall<'m, P> {
             }
             Rest::Stores(writeback) => writeback.step(space).map_err(errno(Operation::Msync)),
             Rest::Tells(mincore) => mincore.step(space, ready),
+            Rest::AdvisesHere(advice) => {
+                advice.step(space, ready).map_err(errno(Operation::Madvise))
+            }
             Rest::Advises(advice) => advice.step(process, ready, &mut None),
         };
         match step {
@@ -166,6 +173,8 @@ impl<'m, P: Platform> PendingCall<'m, P> {
             protects(protect::begin_mprotect(space, [a, b, c], arguments[3] as i32)?)
         } else if self.call == Call::Mincore {
             Rest::Tells(PendingMincore::new(space, [a, b, c])?)
+        } else if self.call == Call::Madvise {
+            Rest::AdvisesHere(advice::begin_madvise(process, [a, b, c])?)
         } else if self.call == Call::ProcessMadvise {
             Rest::Advises(PendingAdvice::new(arguments)?)
         } else {

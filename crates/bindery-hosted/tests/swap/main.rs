@@ -26,6 +26,7 @@ mod page_out;
 mod parts;
 mod patterns;
 mod pending_calls;
+mod pending_page_outs;
 mod pending_reads;
 mod pending_writes;
 mod pieces;

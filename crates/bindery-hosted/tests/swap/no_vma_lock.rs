@@ -1,5 +1,5 @@
-//! No thread holds a VMA lock while a swap device works for it. The device checks this for every
-//! call that needs the device.
+//! No thread holds a VMA lock, or the mutex of an address space, while a swap device works for it.
+//! The device checks this for every call that needs the device.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -7,7 +7,7 @@ use std::thread;
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
 use bindery::platform::Cpu;
-use bindery::testing::is_vma_locked;
+use bindery::testing::{is_mutex_locked, is_vma_locked};
 use bindery::{
     Accounting, Advice, Growth, Memory, Object, Sealing, Sharing, SwapDevice, SwapRequest,
 };
@@ -48,8 +48,8 @@ impl Gated {
         }))
     }
 
-    /// Runs `work` on another CPU. Panics if the VMA at `AT` was locked while the device worked.
-    /// Returns the number of transfers.
+    /// Runs `work` on another CPU. Panics if the VMA at `AT` or the mutex was locked while the
+    /// device worked. Returns the number of transfers.
     fn during(&self, swapping: &Swapping<'_, '_, A>, work: impl FnOnce() + Send) -> u64 {
         let mut locked = 0;
         self.is_gated.store(true, Relaxed);
@@ -59,7 +59,9 @@ impl Gated {
             while !worker.is_finished() {
                 let mut waits = self.waits.lock();
                 if *waits {
-                    locked += u64::from(is_vma_locked(swapping.space, VirtAddr(AT)));
+                    let space = swapping.space;
+                    let is_locked = is_vma_locked(space, VirtAddr(AT)) || is_mutex_locked(space);
+                    locked += u64::from(is_locked);
                     *waits = false;
                     self.changed.notify_all();
                 }
@@ -69,7 +71,7 @@ impl Gated {
             worker.join().unwrap();
         });
         self.is_gated.store(false, Relaxed);
-        assert_eq!(locked, 0, "transfers with the VMA locked");
+        assert_eq!(locked, 0, "transfers with the VMA or the mutex locked");
         self.passed.load(Relaxed)
     }
 }
@@ -124,7 +126,7 @@ fn with_mapping(
 }
 
 #[test]
-fn pages_are_written_with_the_vma_unlocked() {
+fn pages_are_written_without_locks() {
     for sharing in SHARINGS {
         for order in [0, 4] {
             with_mapping(false, sharing, order, |swapping, device, _| {

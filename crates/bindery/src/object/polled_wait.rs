@@ -23,6 +23,7 @@ use super::read_end::settle_answered;
 use super::read_steps::{PageReady, bring_in};
 use super::wait::Wait;
 use crate::swap::polled::{PolledSlot, SlotPoll};
+use crate::swap::wait_for_request;
 
 /// The word that a wait depends on. After a change of the word, the core calls [`Platform::unpark`]
 /// with its address, from any context.
@@ -142,6 +143,14 @@ impl<'m, P: Platform> PolledWait<'m, P> {
             return None;
         }
         Some(core::mem::replace(&mut self.wait, Wait::Memory))
+    }
+
+    /// Waits for a request of a swap device, in the thread.
+    pub(crate) fn wait_for_request(self) {
+        let memory = self.memory;
+        if let Some(Wait::SwapRequest { area }) = self.into_wait() {
+            wait_for_request(memory, area);
+        }
     }
 
     /// Continues the wait. `object` is the object whose pages are needed, if any.

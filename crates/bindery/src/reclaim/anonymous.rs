@@ -6,8 +6,8 @@ use crate::arch::Arch;
 use crate::folio::{Folio, LockedFolio};
 use crate::platform::Platform;
 use crate::rmap::{self, WalkLocking, WalkProgress, Walked};
-use crate::swap::page_set::PageSet;
-use crate::swap::{CachedFolio, write_out};
+use crate::swap::TakeRequest;
+use crate::swap::unwritten::write_out_cached;
 use crate::table::look;
 use crate::table::split_folio::split_folio;
 use crate::table::swap_out_scan::SwapOutScan;
@@ -134,14 +134,8 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
 /// Evicts an unmapped folio of the swap cache once its content is in swap. Returns the number of
 /// pages freed.
 fn reclaim_cached<P: Platform>(memory: &Memory<P>, locked: LockedFolio<'_, P>) -> u64 {
-    let folio = locked.folio();
-    let Some(cached) = CachedFolio::find(memory, locked.locked()) else { return 0 };
-    let Some(stored) = cached.prepare_eviction() else { return 0 };
-    if !cached.may_be_written(stored) {
-        cached.unlock(&PageSet::EMPTY);
-        return 0;
-    }
-    let Some(frozen) = write_out(memory, locked, stored) else { return 0 };
+    let pages = u64::from(locked.folio().pages());
+    let Ok(Some(frozen)) = write_out_cached(memory, locked, TakeRequest::Awaits) else { return 0 };
     frozen.free_into(&mut memory.free_batch());
-    u64::from(folio.pages())
+    pages
 }

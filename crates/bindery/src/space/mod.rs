@@ -78,6 +78,7 @@ pub use crate::vma::{MappingFlags, Protection};
 pub use crate::vmas::place::Place;
 pub use call::advice::Advice;
 pub use call::collapse::{CollapseLimits, CollapseProgress};
+pub use call::madvise::PendingMadvise;
 pub use call::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 pub use call::mincore::Residence;
 pub use call::mlock::{LockAll, LockPages};

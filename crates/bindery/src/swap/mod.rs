@@ -16,6 +16,7 @@
 //! | `device`, `requests` | [`SwapDevice`], and its requests |
 //! | `take_over` | folios that are wanted again while a device writes them |
 //! | `unmapped` | folios that leave the cache with their last mapping |
+//! | `unwritten` | unmapped folios of the cache that were not written out yet |
 //! | `writeback` | folios written out, at once or when a device is done |
 //! | `read_around` | the pages to read around a wanted one |
 //! | `early_read`, `polled` | reads without a waiting thread; waits that are polled |
@@ -104,6 +105,7 @@ pub(crate) mod slots;
 pub(crate) mod streak;
 mod take_over;
 mod unmapped;
+pub(crate) mod unwritten;
 mod usage;
 mod writeback;
 
@@ -142,7 +144,8 @@ pub(crate) use read_around::begin_read_around;
 pub(crate) use slots::{allocate_slots, find_cached, is_slot_resident, state_of};
 pub(crate) use unmapped::{after_unmapping, leave_cache, send_out_again};
 pub(crate) use writeback::{
-    finish_own_writes, lock_folio, lock_kept, wait_for_a_write, wait_for_request, write_out,
+    AllInUse, TakeRequest, finish_own_writes, lock_folio, lock_kept, try_write_out,
+    wait_for_a_write, wait_for_request, write_out,
 };
 
 /// The maximum number of swap areas at a time. 0 in a build without the feature `swap`, so that the

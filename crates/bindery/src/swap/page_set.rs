@@ -6,7 +6,7 @@ use super::bitmap::CLUSTER_SLOTS;
 const WORD_PAGES: u32 = u64::BITS;
 
 /// A set of pages of one folio.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct PageSet([u64; (CLUSTER_SLOTS / WORD_PAGES) as usize]);
 
 /// Consecutive pages of a set.

@@ -75,34 +75,67 @@ impl FolioTransfer {
     }
 }
 
+/// Whether a write-out takes a request of a device. Without one, the folio stays in the cache,
+/// unlocked and without content in swap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum TakeRequest {
+    /// It does, and waits if all are in use.
+    Awaits,
+    /// It does if one is free.
+    IfFree,
+    /// It does not, because earlier folios wait for one.
+    Never,
+}
+
+/// A folio stays in the cache because it got no request of the device of this area
+/// ([`TakeRequest`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct AllInUse {
+    pub(crate) area: u8,
+}
+
 /// Writes out a folio in the swap cache, whose slots are busy, unless its content is already in
 /// swap. Returns the folio if it now belongs to the caller. Otherwise a device has the folio, or it
 /// stays in the cache.
+#[inline]
 pub(crate) fn write_out<'m, P: Platform>(
     memory: &'m Memory<P>,
     leaving: LockedFolio<'m, P>,
     stored: Stored,
 ) -> Option<FrozenFolio<'m, P>> {
+    try_write_out(memory, leaving, stored, TakeRequest::Awaits).unwrap_or(None)
+}
+
+/// As [`write_out`], for a caller that may not wait for a request.
+///
+/// # Errors
+/// [`AllInUse`], except with [`TakeRequest::Awaits`].
+pub(crate) fn try_write_out<'m, P: Platform>(
+    memory: &'m Memory<P>,
+    leaving: LockedFolio<'m, P>,
+    stored: Stored,
+    take: TakeRequest,
+) -> Result<Option<FrozenFolio<'m, P>>, AllInUse> {
     let folio = leaving.folio();
-    let place = memory.frames.folio(folio).swap_place()?;
+    let Some(place) = memory.frames.folio(folio).swap_place() else { return Ok(None) };
     if stored == Stored::Yes {
-        return CachedFolio::evict(memory, leaving, place, None);
+        return Ok(CachedFolio::evict(memory, leaving, place, None));
     }
     if let Some(area) = memory.swap.area(place.area)
         && area.has_device()
     {
-        return send_to_device(memory, area, leaving, place);
+        return send_to_device(memory, area, leaving, place, take);
     }
     let mut written = FilledPages::NOTHING;
     let cached = CachedFolio::new(memory, leaving.locked(), place);
     if !cached.write_out(&mut written) {
         cached.unlock_unwritten();
-        return None;
+        return Ok(None);
     }
-    CachedFolio::evict(memory, leaving, place, Some(&written))
+    Ok(CachedFolio::evict(memory, leaving, place, Some(&written)))
 }
 
-/// Like [`write_out`], for a folio whose slots are on a device.
+/// Like [`try_write_out`], for a folio whose slots are on a device.
 #[cold]
 #[inline(never)]
 fn send_to_device<'m, P: Platform>(
@@ -110,15 +143,24 @@ fn send_to_device<'m, P: Platform>(
     area: &SlotArea<P>,
     leaving: LockedFolio<'m, P>,
     place: SwapPlace,
-) -> Option<FrozenFolio<'m, P>> {
+    take: TakeRequest,
+) -> Result<Option<FrozenFolio<'m, P>>, AllInUse> {
     let folio = leaving.folio();
     let written = CachedFolio::new(memory, leaving.locked(), place).sort_pages();
     let device = area.device_of(memory, place.first);
     let Some(device) = device.filter(|_| written.in_store(folio) > 0) else {
         cpu::note_swapped_out(memory, folio.pages());
-        return CachedFolio::evict(memory, leaving, place, Some(&written));
+        return Ok(CachedFolio::evict(memory, leaving, place, Some(&written)));
     };
-    let number = area.take_request(memory);
+    let number = match take {
+        TakeRequest::Awaits => Some(area.take_request(memory)),
+        TakeRequest::IfFree => area.requests.take(cpu::own(memory)),
+        TakeRequest::Never => None,
+    };
+    let Some(number) = number else {
+        CachedFolio::new(memory, leaving.locked(), place).unlock_unwritten();
+        return Err(AllInUse { area: place.area });
+    };
     let (group, number_there) = area.requests.group(number);
     group.begin(number_there, folio.head, place.first);
     group.begin_writing(folio.pages());
@@ -127,7 +169,7 @@ fn send_to_device<'m, P: Platform>(
     let what = FolioTransfer { operation: SwapOperation::Write, number, folio, place };
     what.submit(memory, area, device, |page| !written.is_filled(page));
     if !group.take_done_one(number_there) {
-        return None;
+        return Ok(None);
     }
     // A device without a queue has already finished. So its writes use one request at a time, and
     // the caller counts the folio as freed. If another thread was faster, the number may by now
@@ -143,7 +185,7 @@ fn send_to_device<'m, P: Platform>(
     // SAFETY: 1. `take_done_one` has assigned the request to this thread.
     unsafe { area.finish_one(memory, place.area, number, evicted) };
     memory.swap.note_completion(memory.platform());
-    own
+    Ok(own)
 }
 
 /// Records that a device has completed a request, and wakes the threads that wait for the device.

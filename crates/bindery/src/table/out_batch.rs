@@ -10,7 +10,9 @@ use crate::folio::{Folio, FolioLocked};
 use crate::platform::Platform;
 use crate::swap::page_set::PageSet;
 use crate::swap::slots::Stored;
-use crate::swap::{CachedFolio, SlotRun, allocate_slots, finish_own_writes, write_out};
+use crate::swap::{
+    AllInUse, CachedFolio, SlotRun, TakeRequest, allocate_slots, finish_own_writes, try_write_out,
+};
 
 /// The slots of swapped-out folios, and the address at which the first page of the first folio was
 /// mapped; addresses and slots rise together.
@@ -72,6 +74,11 @@ impl OutBatch {
 
     pub(super) fn is_full(&self) -> bool {
         self.runs.is_full()
+    }
+
+    /// The number of further runs for which the batch has room.
+    pub(crate) fn room(&self) -> usize {
+        self.runs.remaining_capacity()
     }
 
     /// Whether the batch has no room for further folios to drop or to write out.
@@ -188,10 +195,29 @@ impl OutBatch {
     /// Writes the folios out and frees those that no fault has claimed by then. May sleep; called
     /// without table locks. Returns the number of freed pages.
     pub(crate) fn write_out<P: Platform>(&mut self, memory: &Memory<P>) -> u64 {
+        self.write(memory, TakeRequest::Awaits).0
+    }
+
+    /// As [`OutBatch::write_out`], but waits for no request of a device. The first folio that needs
+    /// one and gets none stays in the swap cache, unlocked, and so do the later ones that need a
+    /// request: [`write_out_slots`] writes them out. Sleeps only if a device does in
+    /// [`crate::SwapDevice::submit`]. Returns the address of the first folio that stays, as
+    /// [`OutBatch::add`] was told.
+    ///
+    /// [`write_out_slots`]: crate::swap::unwritten::write_out_slots
+    pub(crate) fn try_write_out<P: Platform>(&mut self, memory: &Memory<P>) -> Option<VirtAddr> {
+        self.write(memory, TakeRequest::IfFree).1
+    }
+
+    fn write<P: Platform>(
+        &mut self,
+        memory: &Memory<P>,
+        mut take: TakeRequest,
+    ) -> (u64, Option<VirtAddr>) {
         if let Some(spare) = self.spare.take() {
             spare.free_unused(memory);
         }
-        let mut freed = 0;
+        let (mut freed, mut left) = (0, None);
         let mut batch = memory.free_batch();
         let enough = memory.enough_free_frames();
         let kept = core::mem::take(&mut self.kept);
@@ -217,7 +243,17 @@ impl OutBatch {
                 if kept && stays_in_cache(memory, leaving.locked()) {
                     continue;
                 }
-                if let Some(frozen) = write_out(memory, leaving, stored) {
+                let frozen = match try_write_out(memory, leaving, stored, take) {
+                    Ok(frozen) => frozen,
+                    Err(AllInUse { .. }) => {
+                        let done = slot - pages - run.slots.first;
+                        let at = run.at.0.wrapping_add(done << PAGE_SHIFT);
+                        left = left.or(Some(VirtAddr(at)));
+                        take = TakeRequest::Never;
+                        None
+                    }
+                };
+                if let Some(frozen) = frozen {
                     frozen.free_into(&mut batch);
                     freed += pages;
                     if memory.frames.listed_frame_count() < enough {
@@ -229,7 +265,7 @@ impl OutBatch {
         }
         self.settled = 0;
         drop(batch);
-        freed + finish_own_writes(memory)
+        (freed + finish_own_writes(memory), left)
     }
 }
 

@@ -157,6 +157,11 @@ pub fn is_vma_locked<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr) -> 
     space.vmas.try_read(space.platform(), at).is_none_or(|guard| guard.is_shared())
 }
 
+/// Whether a thread has the mutex of the address space. Waits for no lock.
+pub fn is_mutex_locked<P: Platform>(space: &AddressSpace<'_, P>) -> bool {
+    space.vmas.is_locked()
+}
+
 /// The entry of `level` for `at` as in memory (with the bits of a contiguous run), if its table
 /// exists.
 pub fn raw_entry<P: Platform>(

@@ -109,6 +109,12 @@ impl<P: Platform> VmaIndex<P> {
         VmasGuard { vmas: self, _locked: self.mutex.lock() }
     }
 
+    /// Whether a thread has the mutex.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn is_locked(&self) -> bool {
+        self.mutex.try_lock().is_none()
+    }
+
     /// The VMA that contains `addr`, locked for reading, unless a writer holds it. Takes no mutex,
     /// so a VMA may be missed while the set changes.
     #[inline(always)]

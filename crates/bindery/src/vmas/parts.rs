@@ -9,7 +9,7 @@ use super::VmaView;
 
 /// An iteration over the VMAs of a range, as in `madvise` and `msync`: skips holes and reports the
 /// first hole at the end.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Parts {
     at: VirtAddr,
     end: VirtAddr,
@@ -38,6 +38,11 @@ impl Parts {
         let part = vma?.range().intersection(VirtRange::raw(self.at.0, self.end.0));
         self.at = part.end();
         vma.map(|vma| (vma, part))
+    }
+
+    /// Whether the last VMA reaches the end of the range.
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.at >= self.end
     }
 
     /// [`Error::NotMapped`] for the first hole.

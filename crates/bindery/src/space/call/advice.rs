@@ -156,7 +156,7 @@ impl Advice {
             Self::DontNeedLocked => entries(Entry::Drop { locked: true }, Contents),
             Self::Free => entries(Entry::Free, Contents),
             Self::Cold => entries(Entry::Cold, Nothing),
-            Self::PageOut => entries(Entry::PageOut, Nothing),
+            Self::PageOut => call(Call::PageOut, Nothing),
             Self::Remove => call(Call::Remove, Contents),
             Self::DontFork => flags(NONE, DONT_FORK, AppliesTo::All, Unnoticed),
             Self::DoFork => flags(DONT_FORK, NONE, AppliesTo::CoreFrames, Nothing),
@@ -221,6 +221,7 @@ pub(in crate::space) enum Call {
     Populate(Want),
     Remove,
     Collapse,
+    PageOut,
 }
 
 /// Advice that changes entries.
@@ -232,7 +233,6 @@ pub(in crate::space) enum EntryChange {
     },
     Free,
     Cold,
-    PageOut,
     InstallGuards,
     RemoveGuards,
 }
@@ -241,7 +241,7 @@ impl EntryChange {
     /// Whether the advice works page by page, so that a fatal signal may stop it anywhere.
     pub(in crate::space) const fn is_page_by_page(self) -> bool {
         match self {
-            Self::Free | Self::Cold | Self::PageOut => true,
+            Self::Free | Self::Cold => true,
             Self::Drop { .. } | Self::InstallGuards | Self::RemoveGuards => false,
         }
     }

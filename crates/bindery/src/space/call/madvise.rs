@@ -16,10 +16,11 @@ use crate::vmas::Parts;
 use super::advice::{Advice, AdviceChange, Call, Effect, EntryChange, Loss, VmaChange};
 use super::cold_or_free::cold_or_free;
 use super::guard_pages;
-use super::page_out::{page_out, page_out_shared};
+use super::page_out::PageOut;
 use super::range::page_range;
+use super::steps::{CallReady, Step};
 use crate::space::AddressSpace;
-use crate::space::call::populate::{Populate, populated};
+use crate::space::call::populate::Populate;
 use crate::space::call::will_need::will_need;
 use crate::space::op::Op;
 use crate::space::userfault::events::notify_removed;
@@ -68,13 +69,12 @@ impl<P: Platform> AddressSpace<'_, P> {
         advice: Advice,
         rights: KeyRights,
     ) -> Result<(), Error> {
-        let begun = self.begin_madvise(start, length, advice, rights);
-        populated(self, begun.map(|populate| ((), populate)))
+        madvise(self, page_range::<P::Arch>(start, length)?, advice, rights)
     }
 
-    /// As [`AddressSpace::madvise_with_keys`], but the steps of the [`Populate`] do the work of
-    /// [`Advice::PopulateRead`] and [`Advice::PopulateWrite`], and return their errors. Other
-    /// advice is carried out immediately.
+    /// As [`AddressSpace::madvise_with_keys`], but the steps of the result do the work of
+    /// [`Advice::PopulateRead`], [`Advice::PopulateWrite`] and [`Advice::PageOut`], and return
+    /// their errors. Other advice is carried out immediately.
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::madvise`].
     ///
@@ -86,12 +86,17 @@ impl<P: Platform> AddressSpace<'_, P> {
         length: u64,
         advice: Advice,
         rights: KeyRights,
-    ) -> Result<Populate, Error> {
+    ) -> Result<PendingMadvise, Error> {
         let range = page_range::<P::Arch>(start, length)?;
-        if let AdviceChange::Call(Call::Populate(want)) = advice.effect().change {
-            return Ok(Populate::all_of(range, want));
-        }
-        madvise(self, range, advice, rights).map(|()| Populate::default())
+        Ok(PendingMadvise(match advice.effect().change {
+            AdviceChange::Call(Call::Populate(want)) => Rest::Maps(Populate::all_of(range, want)),
+            AdviceChange::Call(Call::PageOut) => Rest::PagesOut(PageOut::new(range)),
+            AdviceChange::Call(Call::WillNeed | Call::Remove | Call::Collapse)
+            | AdviceChange::Vmas(_) => {
+                madvise(self, range, advice, rights)?;
+                Rest::Maps(Populate::default())
+            }
+        }))
     }
 
     /// Drops the contents of `length` bytes (rounded up to pages) at `start`. The bytes then read
@@ -105,6 +110,84 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub fn discard(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         self.madvise(start, length, Advice::DontNeed)
     }
+}
+
+/// The part of a `madvise` that may have to wait ([`AddressSpace::begin_madvise`]). Each step looks
+/// up the mappings again. So a mapping that another thread unmaps after the call has reached it
+/// counts as present, and one that is unmapped earlier as a hole. (Linux excludes the `munmap`
+/// until `MADV_PAGEOUT` is complete, or begins with the hole.)
+///
+/// The value holds no lock and no reference. Dropping it ends the call. Pages that were unmapped
+/// for [`Advice::PageOut`] but not written yet then stay in the swap cache, until reclaim writes
+/// them or a thread needs them.
+///
+/// ```
+/// use bindery::addr::VirtAddr;
+/// use bindery::arch::KeyRights;
+/// use bindery::{AddressSpace, Advice, Error, Platform, Step};
+///
+/// /// Swaps memory out; another thread does the waiting.
+/// fn page_out<P: Platform>(
+///     space: &AddressSpace<'_, P>, at: VirtAddr, size: u64,
+/// ) -> Result<(), Error> {
+///     let mut pending = space.begin_madvise(at, size, Advice::PageOut, KeyRights::ALL)?;
+///     let mut ready = None;
+///     while let Step::Blocked(wait) = pending.step(space, ready.take())? {
+///         // On another thread, or polled, in a kernel that needs this call.
+///         ready = Some(wait.wait());
+///     }
+///     Ok(())
+/// }
+/// ```
+///
+/// # Context
+/// Context: may sleep.
+#[derive(Debug)]
+#[must_use = "the result of the call is that of its last step"]
+pub struct PendingMadvise(Rest);
+
+/// The advice that is carried out in steps.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a kernel without a heap of its own makes calls, too"
+)]
+#[derive(Debug)]
+enum Rest {
+    Maps(Populate),
+    PagesOut(PageOut),
+}
+
+impl PendingMadvise {
+    /// Carries out the advice until it is complete or has to wait. `ready` is the end of the wait
+    /// that the last step returned ([`Populate::step`]).
+    ///
+    /// Sleeps for locks, but not for a pager, a device or a handler: no lock is held while these
+    /// work. A swap device that sleeps in [`crate::SwapDevice::submit`] does so in the step.
+    ///
+    /// Complexity: linear in the number of mappings and folios.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::madvise`].
+    pub fn step<'s, 'm, P: Platform>(
+        &mut self,
+        space: &'s AddressSpace<'m, P>,
+        ready: Option<CallReady<'m, P>>,
+    ) -> Result<Step<'s, 'm, P>, Error> {
+        match &mut self.0 {
+            Rest::Maps(populate) => populate.step(space, ready),
+            Rest::PagesOut(page_out) => page_out.step(space),
+        }
+    }
+}
+
+/// Swaps the pages out. Waits for devices with no lock held.
+#[inline(never)]
+fn page_out<P: Platform>(space: &AddressSpace<'_, P>, range: VirtRange) -> Result<(), Error> {
+    let mut call = PageOut::new(range);
+    while let Step::Blocked(wait) = call.step(space)? {
+        let _ = wait.wait();
+    }
+    Ok(())
 }
 
 fn madvise<P: Platform>(
@@ -126,6 +209,7 @@ fn madvise<P: Platform>(
         AdviceChange::Call(Call::Populate(want)) => Populate::all_of(range, want).finish(space),
         AdviceChange::Call(Call::Remove) => remove_contents(space, range, effect.loss),
         AdviceChange::Call(Call::Collapse) => space.collapse_range(range),
+        AdviceChange::Call(Call::PageOut) => page_out(space, range),
         AdviceChange::Vmas(change) => {
             let advice = VmaAdvice { change, loss: effect.loss, rights };
             // The part before the error is complete; a second attempt repeats it without harm.
@@ -206,7 +290,7 @@ fn refusal(vma: &Vma, effect: Effect, rights: KeyRights) -> Option<Error> {
         _ if !may_be_advised(vma, effect.loss, rights) => Some(Error::Sealed(vma.range().start())),
         AdviceChange::Call(Call::Remove) => refusal_of_removal(vma),
         AdviceChange::Vmas(VmaChange::Entries(change)) => refusal_of_change(vma, change),
-        AdviceChange::Call(Call::WillNeed | Call::Populate(_) | Call::Collapse)
+        AdviceChange::Call(Call::WillNeed | Call::Populate(_) | Call::Collapse | Call::PageOut)
         | AdviceChange::Vmas(VmaChange::Flags(_)) => None,
     }
 }
@@ -233,7 +317,7 @@ fn refusal_of_change(vma: &Vma, change: EntryChange) -> Option<Error> {
         || match change {
             EntryChange::Drop { locked: allows } => locked && !allows,
             EntryChange::Free => locked || !vma.is_anonymous(),
-            EntryChange::Cold | EntryChange::PageOut => locked,
+            EntryChange::Cold => locked,
             EntryChange::InstallGuards | EntryChange::RemoveGuards => false,
         };
     refuses.then_some(Error::Invalid)
@@ -251,22 +335,7 @@ fn change_entries<'op, P: Platform>(
     match change {
         EntryChange::Drop { .. } => Ok(drop_contents(op, vma, part)?),
         EntryChange::Free => Ok(cold_or_free(op, vma, part, UseBits::AccessedAndDirty)?),
-        // Droppable pages are never saved.
-        EntryChange::PageOut if vma.has(MappingFlags::DROPPABLE) => {
-            Ok(drop_contents(op, vma, part)?)
-        }
-        EntryChange::PageOut
-            if op.memory().swap.is_on()
-                && (vma.group_pointer().is_some() || shared_memory(vma).is_some()) =>
-        {
-            if vma.group_pointer().is_some() {
-                page_out(op, vma, part)?;
-            }
-            shared_memory(vma).map_or(Ok(()), |object| page_out_shared(op, vma, object, part))
-        }
-        EntryChange::Cold | EntryChange::PageOut => {
-            Ok(cold_or_free(op, vma, part, UseBits::Accessed)?)
-        }
+        EntryChange::Cold => Ok(cold_or_free(op, vma, part, UseBits::Accessed)?),
         EntryChange::InstallGuards => guard_pages::install(op, vma, part),
         EntryChange::RemoveGuards => Ok(guard_pages::remove(op, vma, part)?),
     }

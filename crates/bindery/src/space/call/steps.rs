@@ -7,7 +7,7 @@ use core::fmt;
 
 use crate::addr::VirtAddr;
 use crate::error::FaultError;
-use crate::object::{ObjectWait, PageReady, ParkedOn, Polled};
+use crate::object::{ObjectWait, PageReady, ParkedOn, Polled, PolledWait};
 use crate::platform::Platform;
 use crate::space::fault::{FaultPoll, FaultReady, FaultWait};
 
@@ -44,6 +44,8 @@ enum CallEvent<'s, 'm, P: Platform> {
     /// The wait for pages of an object: it ends when a pager or a device has read or stored the
     /// pages, or when a change of the pages is over.
     Object(ObjectWait<'m, P>),
+    /// The wait for a free request of a swap device.
+    Request(PolledWait<'m, P>),
 }
 
 /// The progress of a wait ([`CallWait::poll`]).
@@ -58,8 +60,8 @@ pub enum CallPoll<'w, 'm, P: Platform> {
 }
 
 /// The end of a wait, for the next step of the call: either the page that was read, which stays in
-/// memory until that step has used it, or the error. The end of a write carries no further
-/// information.
+/// memory until that step has used it, or the error. The end of a write, or of a wait for a free
+/// request of a swap device, carries no further information.
 #[must_use = "the call would not know how the wait has ended"]
 pub struct CallReady<'m, P: Platform>(pub(in crate::space) CallEnd<'m, P>);
 
@@ -69,6 +71,8 @@ pub(in crate::space) enum CallEnd<'m, P: Platform> {
     Fault(VirtAddr, Result<FaultReady<'m, P>, FaultError>),
     /// The end of a wait for a page of an object.
     Object(PageReady<'m, P>),
+    /// The end of a wait for a request of a swap device.
+    Request,
 }
 
 impl<'m, P: Platform> CallReady<'m, P> {
@@ -76,7 +80,7 @@ impl<'m, P: Platform> CallReady<'m, P> {
     pub(super) fn of_object(self) -> Option<PageReady<'m, P>> {
         match self.0 {
             CallEnd::Object(page) => Some(page),
-            CallEnd::Fault(..) => None,
+            CallEnd::Fault(..) | CallEnd::Request => None,
         }
     }
 }
@@ -90,6 +94,11 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
         Self(CallEvent::Object(wait))
     }
 
+    /// The wait for a free request of a swap device ([`Wait::SwapRequest`]).
+    pub(super) fn for_request(wait: PolledWait<'m, P>) -> Self {
+        Self(CallEvent::Request(wait))
+    }
+
     /// Waits, and performs the work that the call cannot perform without waiting, as
     /// [`FaultWait::wait`].
     ///
@@ -98,6 +107,10 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
         CallReady(match self.0 {
             CallEvent::Fault(wait) => CallEnd::Fault(wait.page(), wait.wait()),
             CallEvent::Object(wait) => CallEnd::Object(wait.wait()),
+            CallEvent::Request(wait) => {
+                wait.wait_for_request();
+                CallEnd::Request
+            }
         })
     }
 
@@ -126,17 +139,24 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
                     Err(error) => ready(Err(error)),
                 }
             }
+            CallEvent::Request(wait) => match wait.poll(None) {
+                Ok(Polled::Pending(parked)) => CallPoll::Pending(parked),
+                Ok(Polled::NeedsThread) => CallPoll::NeedsThread,
+                // The wait has no error.
+                Ok(Polled::Ready(_)) | Err(_) => CallPoll::Ready(CallReady(CallEnd::Request)),
+            },
         }
     }
 
     /// Whether the wait is for a pager or a swap device to read content, as
-    /// [`FaultWait::is_for_storage`], or for a pager to store it.
+    /// [`FaultWait::is_for_storage`], or to store it.
     ///
     /// Context: any.
     pub fn is_for_storage(&self) -> bool {
         match &self.0 {
             CallEvent::Fault(wait) => wait.is_for_storage(),
             CallEvent::Object(wait) => wait.is_for_storage(),
+            CallEvent::Request(_) => true,
         }
     }
 }
@@ -151,6 +171,7 @@ impl<P: Platform> fmt::Debug for CallReady<'_, P> {
             CallEnd::Object(result) => {
                 debug.field("error", &result.as_ref().err());
             }
+            CallEnd::Request => {}
         }
         debug.finish_non_exhaustive()
     }

@@ -1,106 +1,98 @@
-//! `MADV_PAGEOUT`: swaps out the anonymous pages and the shared memory of a range.
+//! The shared memory of a mapping.
 
-use super::cold_or_free::without_shared_huge_edges;
-use crate::space::folio::split_if_alone;
-use crate::table::look;
 use arrayvec::ArrayVec;
 
 use crate::addr::{PAGE_SHIFT, PageRange, VirtRange};
 use crate::arch::{Arch, Level};
 use crate::error::{Failure, NoMemory};
 use crate::folio::Folio;
-use crate::interrupt;
 use crate::object::ObjectState;
 use crate::object::reclaim::Spare;
 use crate::object::swap_out::{FOLIOS, Leaving, add_folios, swap_out as swap_out_of_object};
 use crate::platform::Platform;
 use crate::swap::page_set::PageSet;
 use crate::table::PageTable;
-use crate::table::cursor::Chunks;
-use crate::table::locking::Depth;
+use crate::table::look;
 use crate::table::out_batch::OutBatch;
-use crate::table::swap_out;
-use crate::table::swap_out_scan::{SwapOutScan, SwapOutStop};
 use crate::table::zap_chosen::{MappedFolio, ZapChoice};
 use crate::vma::Vma;
 
+use super::{PageOut, Sent, after};
 use crate::space::op::Op;
 
-/// Swaps out the anonymous folios that only `part` maps, table by table, with one flush per set of
-/// table locks. Locks the VMA only for reading and only while entries change, so a concurrent fault
-/// waits at most for the folio that it needs. Ends early if no slots are free.
-// Long and rare: inlining the function would slow common advice down.
-#[inline(never)]
-pub(in crate::space) fn page_out<P: Platform>(
-    op: &mut Op<'_, '_, P>,
-    vma: &Vma,
-    part: VirtRange,
-) -> Result<(), Failure> {
-    let memory = op.memory();
-    let attributes = vma.flags().attributes().get();
-    let mut chunks = Chunks::of(without_shared_huge_edges(op.edit.table(), part));
-    let mut batch = OutBatch::new();
-    let mut scan = SwapOutScan::ALL;
-    loop {
-        let stop = {
-            // The mutex excludes writers.
-            let Some(_locked) = vma.try_read(op.platform()) else { return Ok(()) };
-            let Some(next) = op.edit.next_part(&mut chunks) else { break };
-            let section = op.edit.table().read_section();
-            let depth = Depth::Floor(Level::PTE);
-            let mut span = op.edit.chunk_span(&section, &mut chunks, next, depth);
-            swap_out::swap_out(&mut span, attributes, &mut scan, &mut batch)
-        };
-        // Called with the VMA unlocked, because a device may have to work or be waited for.
-        batch.write_out(memory);
-        match stop? {
-            SwapOutStop::End => {}
-            SwapOutStop::Full(at) => chunks.go_on_from(at),
-            SwapOutStop::Cut(folio, at) => {
-                if !split_if_alone(op.edit.table(), at) {
-                    scan.leave(folio);
-                }
-                chunks.go_on_from(at);
-            }
-            SwapOutStop::NoSlots => break,
-        }
-        interrupt::check(op.platform())?;
-    }
-    Ok(())
+/// Pages that this call has unmapped, and that may still be in the object's index.
+#[derive(Debug)]
+pub(super) struct UnmappedPages {
+    /// A range of one table.
+    here: VirtRange,
+    /// The numbers of the pages, counted from the start of the range.
+    pages: PageSet,
 }
 
-/// Swaps out the folios of shared memory that only `part` maps, table by table. Pages with mappings
-/// in other VMAs and pages without an entry here stay in memory, as on Linux. Linear in the number
-/// of entries of the existing tables.
-#[inline(never)]
-pub(in crate::space) fn page_out_shared<P: Platform>(
-    op: &mut Op<'_, '_, P>,
-    vma: &Vma,
-    object: &ObjectState,
-    part: VirtRange,
-) -> Result<(), Failure> {
-    if !object.may_be_swapped() {
-        return Ok(());
+impl PageOut {
+    /// Swaps out the folios of shared memory that only `rest` maps: up to [`FOLIOS`] huge leaves,
+    /// or the pages of one table. Pages with mappings in other VMAs and pages without an entry here
+    /// stay in memory, as on Linux. Linear in the number of entries of the existing tables.
+    #[inline(never)]
+    pub(super) fn send_shared<P: Platform>(
+        &mut self,
+        op: &mut Op<'_, '_, P>,
+        (vma, object): (&Vma, &ObjectState),
+        rest: VirtRange,
+        batch: &mut OutBatch,
+    ) -> Result<(), Failure> {
+        let page_table = op.edit.table();
+        let mut leaving = SharedOut { page_table, object, folios: ArrayVec::new(), batch };
+        // The start of the rest, and the end of the pages whose folios are sent.
+        let (mut left, mut sent) = (rest, rest.start());
+        let before = self.unmapped.take();
+        let mut before = before.filter(|before| rest.covers(before.here));
+        let done = loop {
+            // Skips ranges without tables in one step. Pages that a concurrent fault maps in such a
+            // range stay in memory.
+            let here = before.as_ref().map(|before| before.here);
+            let here = here.or_else(|| op.edit.first_part(left, P::Arch::PMD.span()));
+            let Some(here) = here else {
+                left = after(rest, rest.end());
+                break Ok(());
+            };
+            if before.is_none()
+                && let Some(folio) = huge_folio(page_table, here)
+            {
+                (left, sent) = (after(rest, here.end()), here.end());
+                if leaving.add_huge(folio) {
+                    break Ok(());
+                }
+                continue;
+            }
+            if !leaving.folios.is_empty() {
+                // These folios are unlocked before another table is locked.
+                left = after(rest, here.start());
+                break Ok(());
+            }
+            let unmapped = match before.take() {
+                Some(before) => Ok(before.pages),
+                None => unmap_alone(op, vma, here),
+            };
+            let unmapped = match unmapped {
+                Ok(unmapped) => unmapped,
+                Err(failure) => break Err(failure),
+            };
+            let first = vma.page_offset_of(here.start());
+            (left, sent) = (after(rest, here.end()), here.end());
+            if let Some(pages) = leaving.send_unmapped(first, unmapped) {
+                left = after(rest, here.start());
+                self.unmapped = Some(UnmappedPages { here, pages });
+            }
+            break Ok(());
+        };
+        leaving.send();
+        self.shared = after(self.shared, left.start());
+        let offset = vma.page_offset_of(rest.start()) << PAGE_SHIFT;
+        self.skew = rest.start().0.wrapping_sub(offset);
+        self.sent = Sent::Shared(VirtRange::raw(rest.start().0, sent.0));
+        Ok(done?)
     }
-    let page_table = op.edit.table();
-    let mut leaving = SharedOut { page_table, object, folios: ArrayVec::new() };
-    let (mut left, span) = (part, P::Arch::PMD.span());
-    // Skips ranges without tables in one step. Pages that a concurrent fault maps in such a range
-    // stay in memory.
-    while let Some(here) = op.edit.first_part(left, span) {
-        interrupt::check(op.platform())?;
-        if let Some(folio) = huge_folio(page_table, here) {
-            leaving.add_huge(folio);
-        } else {
-            // Unlocks the collected folios before another table is locked.
-            leaving.send();
-            let unmapped = unmap_alone(op, vma, here)?;
-            leaving.send_unmapped(vma.page_offset_of(here.start()), &unmapped);
-        }
-        left = VirtRange::raw(here.end().0, part.end().0);
-    }
-    leaving.send();
-    Ok(())
 }
 
 /// Unmaps the pages whose folios are mapped only by this range of one table, with one flush.
@@ -184,32 +176,36 @@ struct Met {
     count: u32,
 }
 
-/// Collects folios of shared memory and swaps them out in batches.
+/// Collects folios of shared memory and adds them to the batch.
 struct SharedOut<'a, 'm, P: Platform> {
     page_table: &'a PageTable<'m, P>,
     object: &'a ObjectState,
     folios: ArrayVec<Leaving<'m, P>, FOLIOS>,
+    batch: &'a mut OutBatch,
 }
 
 impl<P: Platform> SharedOut<'_, '_, P> {
-    /// Adds the folio of a huge leaf, if the folio has no other mappings.
-    fn add_huge(&mut self, folio: Folio) {
+    /// Adds the folio of a huge leaf, if the folio has no other mappings. Returns whether no more
+    /// fit.
+    fn add_huge(&mut self, folio: Folio) -> bool {
         let memory = self.page_table.memory;
         let leaving = Leaving::new(memory, self.object, folio.head);
         self.folios.extend(leaving.filter(|leaving| leaving.mappings(memory) <= folio.pages()));
-        if self.folios.is_full() {
-            self.send();
-        }
+        self.folios.is_full()
     }
 
     /// Swaps out the folios of pages that were just unmapped. The numbers in the set count from
-    /// page `first` of the object.
-    fn send_unmapped(&mut self, first: u64, unmapped: &PageSet) {
+    /// page `first` of the object. Returns the pages for which the batch has no room.
+    fn send_unmapped(&mut self, first: u64, mut unmapped: PageSet) -> Option<PageSet> {
         let (memory, object) = (self.page_table.memory, self.object);
         let mut next = unmapped.next_run(0);
         while let Some(run) = next {
             let (mut page, end) = (first + u64::from(run.first), first + u64::from(run.end()));
             while page < end {
+                if self.batch.room() < FOLIOS {
+                    unmapped.remove(0, (page - first) as u32);
+                    return Some(unmapped);
+                }
                 let pages = PageRange { first: page, end };
                 page = add_folios(memory, object, pages, &mut self.folios, |leaving| {
                     leaving.mappings(memory) == 0
@@ -220,15 +216,14 @@ impl<P: Platform> SharedOut<'_, '_, P> {
             }
             next = unmapped.next_run(run.end());
         }
-        self.send();
+        None
     }
 
     fn send(&mut self) {
         if !self.folios.is_empty() {
-            let mut batch = OutBatch::new();
             let memory = self.page_table.memory;
-            swap_out_of_object(memory, self.object, &mut self.folios, Spare::Nothing, &mut batch);
-            batch.write_out(memory);
+            let (object, folios) = (self.object, &mut self.folios);
+            swap_out_of_object(memory, object, folios, Spare::Nothing, self.batch);
         }
     }
 }
