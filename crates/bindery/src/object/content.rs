@@ -371,14 +371,16 @@ impl<P: Platform> Object<'_, P> {
             interrupt::check(platform)?;
             let before = *done;
             object.invalidate_lock.with_read(platform, |_| -> Result<(), Stop> {
-                while start + (*done as u64) < end && *done - before < PIECE && !stopped {
+                loop {
                     let at = start + *done as u64;
                     let most = PIECE - (*done - before);
                     let moved = self.write_run(Writing { at, done: *done, ..writing }, most)?;
                     *done += moved.count;
                     stopped = moved.stopped;
+                    if stopped || *done - before == PIECE || start + *done as u64 == end {
+                        return Ok(());
+                    }
                 }
-                Ok(())
             })?;
         }
         Ok(())
