@@ -124,8 +124,11 @@ impl<'m, P: Platform> Fill<'_, 'm, P> {
                     fresh.leave();
                 }
                 op.before_end(at, range.end(), |end| {
+                    let mut folios = &folios[..];
+                    if end < range.end() {
+                        folios = &folios[..VirtRange::raw(at.0, end.0).pages() as usize];
+                    }
                     let range = VirtRange::raw(at.0, end.0);
-                    let folios = &folios[..range.pages() as usize];
                     // SAFETY: 1. the attempt that maps some folios is the last, and the other
                     // folios are discarded.
                     Ok(unsafe { op.map_pages(range, folios, op.fill_attributes(self.mode)) }?)

@@ -304,7 +304,21 @@ impl<P: Platform> VmaOp<'_, '_, P> {
         end: VirtAddr,
         work: impl FnOnce(VirtAddr) -> Result<R, E>,
     ) -> Result<R, E> {
-        let Some(object) = self.vma.object() else { return work(end) };
+        match self.vma.object() {
+            None => work(end),
+            Some(object) => self.before_end_of(object, (at, end), work),
+        }
+    }
+
+    /// As [`VmaOp::before_end`], for a mapping of an object.
+    #[cold]
+    #[inline(never)]
+    fn before_end_of<R, E: From<Error>>(
+        &self,
+        object: &ObjectState,
+        (at, end): (VirtAddr, VirtAddr),
+        work: impl FnOnce(VirtAddr) -> Result<R, E>,
+    ) -> Result<R, E> {
         object
             .invalidate_lock
             .with_read(self.memory().platform(), |_| work(self.end_of_object(at, end)?))
