@@ -94,7 +94,7 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
         Self(CallEvent::Object(wait))
     }
 
-    /// The wait for a free request of a swap device ([`Wait::SwapRequest`]).
+    /// The wait for a free request of a swap device.
     pub(super) fn for_request(wait: PolledWait<'m, P>) -> Self {
         Self(CallEvent::Request(wait))
     }

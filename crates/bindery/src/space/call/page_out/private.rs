@@ -68,7 +68,10 @@ impl PageOut {
         }
         let mut chunks = Chunks::of(without_shared_huge_edges(op.edit.table(), rest));
         // The mutex excludes writers.
-        let Some(_locked) = vma.try_read(op.platform()) else { return Ok(()) };
+        let Some(_locked) = vma.try_read(op.platform()) else {
+            self.private = after(self.private, rest.end());
+            return Ok(());
+        };
         let Some(next) = op.edit.next_part(&mut chunks) else {
             self.private = after(self.private, rest.end());
             return Ok(());
