@@ -377,7 +377,7 @@ impl<P: Platform> Object<'_, P> {
                     let moved = self.write_run(Writing { at, done: *done, ..writing }, most)?;
                     *done += moved.count;
                     stopped = moved.stopped;
-                    if stopped || *done - before == PIECE || start + *done as u64 == end {
+                    if stopped || *done - before >= PIECE || start + *done as u64 >= end {
                         return Ok(());
                     }
                 }
