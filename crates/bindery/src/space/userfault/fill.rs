@@ -129,9 +129,10 @@ impl<'m, P: Platform> UserfaultHandler<'_, 'm, P> {
     /// [`Error::ZeroLength`], [`Error::OutOfRange`]; [`Error::TryAgain`] while the address space
     /// changes; [`Error::NotMapped`] if the range does not lie in one registered mapping;
     /// [`Error::Invalid`] if the pages are to be write-protected and the mapping is not registered
-    /// for that, or if the userfaultfd belongs to another address space; [`Error::Exists`] if
-    /// something is already mapped; [`Error::Fault`] if `source` failed; [`Error::OutOfMemory`];
-    /// [`Error::Interrupted`] for a fatal signal.
+    /// for that, if the mapping is neither anonymous nor shared memory or was reaped, or if the
+    /// userfaultfd belongs to another address space; [`Error::Exists`] if something is already
+    /// mapped; [`Error::Fault`] if `source` failed, or beyond the end of shared memory;
+    /// [`Error::OutOfMemory`]; [`Error::Interrupted`] for a fatal signal.
     pub fn fill_copy(
         self,
         to: VirtAddr,
