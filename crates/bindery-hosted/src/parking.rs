@@ -136,15 +136,19 @@ impl Parking {
     /// Ends the process because the thread was not woken. A panic would not suffice: it would
     /// unwind through core calls that hold locks, and it would be lost in a helper thread that is
     /// never joined.
+    ///
+    /// Two threads can give up at once. The list stays locked until the process ends, so that only
+    /// one of them reports.
     fn give_up(&self, sleep: u64) -> ! {
-        let report = self.report(sleep).unwrap_or_default();
+        let mut sleepers = self.sleepers.lock();
+        let report = self.report(sleep, &mut sleepers).unwrap_or_default();
         // Avoids `eprintln`, because a test's output is captured until the test ends, and this test
         // never ends.
         let _ = io::stderr().write_all(report.as_bytes());
         abort()
     }
 
-    fn report(&self, sleep: u64) -> Result<String, fmt::Error> {
+    fn report(&self, sleep: u64, sleepers: &mut [Sleeper]) -> Result<String, fmt::Error> {
         let mut text = String::new();
         writeln!(
             text,
@@ -152,9 +156,8 @@ impl Parking {
             Name(&self.builder),
             self.limit
         )?;
-        let mut sleepers = self.sleepers.lock();
         sleepers.sort_by_key(|sleeper| sleeper.sleep != sleep);
-        for Sleeper { cpu, word, expected, thread, .. } in sleepers.iter() {
+        for Sleeper { cpu, word, expected, thread, .. } in sleepers {
             // SAFETY: the sleeper is in the list, which is locked, so its thread borrows the word.
             let now = unsafe { word.as_ref() }.load(Ordering::Acquire);
             let (thread, at) = (Name(thread), word.addr());
