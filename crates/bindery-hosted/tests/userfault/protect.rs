@@ -3,12 +3,15 @@
 use std::thread;
 
 use bindery::addr::{Order, VirtAddr};
+use bindery::platform::Cpu;
 use bindery::{
-    Access, Error, FillMode, Inspection, Protection, Remap, Resolved, SizeMode, UserfaultFault,
-    UserfaultFeatures, UserfaultKind, UserfaultModes, WriteProtectMode,
+    Access, Error, FillMode, Inspection, PinTime, Protection, Remap, Resolved, SizeMode,
+    UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultMessage, UserfaultModes,
+    WriteProtectMode,
 };
 
-use super::fixture::{AT, Fixture, PAGE, PAGES, Wish, at, with_wish};
+use super::fixture::{AT, Fixture, PAGE, PAGES, Space, Wish, at, with_wish};
+use crate::support::{READ_WRITE, audit};
 
 const PROTECT: WriteProtectMode = WriteProtectMode::PROTECT;
 const LIFT: WriteProtectMode = WriteProtectMode::empty();
@@ -16,6 +19,20 @@ const LIFT: WriteProtectMode = WriteProtectMode::empty();
 fn with_protection(features: UserfaultFeatures, scenario: impl FnOnce(&Fixture<'_, '_>)) {
     let modes = UserfaultModes::WRITE_PROTECT;
     with_wish(Wish { features, modes, ..Wish::default() }, scenario);
+}
+
+/// Whether a page is present and protected.
+fn is_protected(space: &Space<'_>, at: VirtAddr) -> bool {
+    match space.inspect(at) {
+        Inspection::Page { attributes, .. } => attributes.userfault,
+        Inspection::Absent(absent) => matches!(
+            absent,
+            bindery::arch::Absent::Marker(bindery::arch::Marker::UserfaultWriteProtect)
+                | bindery::arch::Absent::Swap { userfault: true, .. }
+                | bindery::arch::Absent::ProtNone { userfault: true, .. }
+        ),
+        _ => false,
+    }
 }
 
 impl Fixture<'_, '_> {
@@ -31,16 +48,7 @@ impl Fixture<'_, '_> {
 
     /// Whether a page is present and protected.
     fn is_protected(&self, at: VirtAddr) -> bool {
-        match self.space.inspect(at) {
-            Inspection::Page { attributes, .. } => attributes.userfault,
-            Inspection::Absent(absent) => matches!(
-                absent,
-                bindery::arch::Absent::Marker(bindery::arch::Marker::UserfaultWriteProtect)
-                    | bindery::arch::Absent::Swap { userfault: true, .. }
-                    | bindery::arch::Absent::ProtNone { userfault: true, .. }
-            ),
-            _ => false,
-        }
+        is_protected(self.space, at)
     }
 
     /// Writes to a page on another CPU. The write waits and continues after `serve`.
@@ -219,4 +227,58 @@ fn protection_refuses_what_linux_refuses() {
     with_wish(Wish::default(), |fixture| {
         assert_eq!(fixture.protect(0, 1, PROTECT), Err(Error::NotMapped(at(0))));
     });
+}
+
+#[test]
+fn a_child_has_protected_copies_of_pinned_pages() {
+    for order in [0, 4, 9] {
+        for none in [false, true] {
+            for features in [UserfaultFeatures::empty(), UserfaultFeatures::EVENT_FORK] {
+                with_protection(features, |fixture| forked_with_a_pin(fixture, order, none));
+            }
+        }
+    }
+}
+
+/// Protects pages, one of them pinned, and forks. With `none`, all pages are inaccessible then.
+fn forked_with_a_pin(fixture: &Fixture<'_, '_>, order: u8, none: bool) {
+    const COUNT: u64 = 512;
+    fixture.memory.folio_policy().set(Order(order), SizeMode::Always);
+    fixture.fill_all(COUNT);
+    let pinned = fixture.space.pin(at(3), 1, Access::Read, PinTime::Long).unwrap();
+    fixture.protect(0, COUNT, PROTECT).unwrap();
+    if none {
+        fixture.space.mprotect(at(0), COUNT * PAGE, Protection::empty()).unwrap();
+    }
+    let is_watched = fixture.fd.features().contains(UserfaultFeatures::EVENT_FORK);
+    let (child, theirs) = thread::scope(|scope| {
+        let fork = || fixture.machine.on_cpu(Cpu(1), || fixture.space.fork().unwrap());
+        let child = scope.spawn(fork);
+        let theirs = is_watched.then(|| match fixture.fd.read().unwrap() {
+            UserfaultMessage::Fork(theirs) => theirs,
+            other => panic!("{other:?}"),
+        });
+        (child.join().unwrap(), theirs)
+    });
+    for page in 0..COUNT {
+        let is_protected = is_protected(&child, at(page));
+        assert_eq!(is_protected, is_watched, "page {page}, folios of {order}, {none}");
+        assert!(fixture.is_protected(at(page)));
+    }
+    if none {
+        child.mprotect(at(0), COUNT * PAGE, READ_WRITE).unwrap();
+        fixture.space.mprotect(at(0), COUNT * PAGE, READ_WRITE).unwrap();
+    }
+    if let Some(theirs) = theirs {
+        let of_child = Fixture { space: &child, fd: &theirs, ..*fixture };
+        of_child.blocked(3, |fault| {
+            assert_eq!((fault.address, fault.kind), (at(3), UserfaultKind::WriteProtected));
+            of_child.protect(3, 1, LIFT).unwrap();
+        });
+        child.close_userfault(theirs);
+    } else {
+        child.write_user(at(3), &[99]).unwrap();
+    }
+    audit(fixture.machine, fixture.memory, &[fixture.space, &child]);
+    drop(pinned);
 }

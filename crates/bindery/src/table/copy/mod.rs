@@ -6,9 +6,7 @@ mod pinned;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
-use crate::arch::{
-    Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level, Permissions, ProtectionKey,
-};
+use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level};
 use crate::error::Failure;
 use crate::folio::{Folio, LiveOwner};
 use crate::interrupt;
@@ -190,9 +188,8 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
             match run.what {
                 What::Empty | What::Table(_) => {}
                 What::Leaf(first) if let Some(folio) = self.pinned(P::Arch::frame(first)) => {
-                    let Attributes { permissions, key, .. } = P::Arch::attributes(first);
-                    let says = copy_attributes(permissions, key);
-                    return Err(self.stop_at_pinned(&run, P::Arch::frame(first), folio, says));
+                    let (frame, parent) = (P::Arch::frame(first), P::Arch::attributes(first));
+                    return Err(self.stop_at_pinned(&run, frame, folio, parent));
                 }
                 What::Leaf(first) => {
                     let table = self.target_table(&run)?;
@@ -202,11 +199,11 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
                     }
                 }
                 What::Absent(first) => match P::Arch::decode_absent(first) {
-                    Some(Absent::ProtNone { frame, .. })
+                    Some(Absent::ProtNone { frame, userfault, .. })
                         if let Some(folio) = self.pinned(frame) =>
                     {
-                        let says = copy_attributes(Permissions::empty(), ProtectionKey::default());
-                        return Err(self.stop_at_pinned(&run, frame, folio, says));
+                        let parent = Attributes { userfault, ..Attributes::default() };
+                        return Err(self.stop_at_pinned(&run, frame, folio, parent));
                     }
                     Some(Absent::ProtNone { .. } | Absent::Swap { .. } | Absent::Marker(_))
                     | None => {
@@ -339,17 +336,20 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
     }
 
     /// Acquires a reference for the copy, which keeps the pages after the locks are released.
+    /// `parent` are the attributes of this side's entries.
     fn stop_at_pinned(
         &self,
         run: &Run<P::Arch>,
         first: Frame,
         folio: Folio,
-        attributes: Attributes,
+        parent: Attributes,
     ) -> CopyStop {
         let Some(kept) = self.source.page_table.memory.frames.folio(folio).keep() else {
             return CopyStop::Refused;
         };
         let (range, held) = (run.range(), kept.into_held());
+        let userfault = parent.userfault && self.what.userfault;
+        let attributes = copy_attributes(Attributes { userfault, ..parent });
         CopyStop::Pinned(PinnedRun { range, first, held, attributes })
     }
 

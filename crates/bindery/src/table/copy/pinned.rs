@@ -20,9 +20,7 @@ use core::ops::Range;
 use arrayvec::{ArrayVec, IntoIter};
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{
-    Absent, AbsentFormat, Arch, Attributes, Kind, Level, Permissions, ProtectionKey,
-};
+use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Kind, Level};
 use crate::error::Failure;
 use crate::folio::{FolioIndex, FreshFolio, HeldFolio, OwnerKind};
 use crate::interrupt;
@@ -37,10 +35,12 @@ use super::ForkCopy;
 /// The number of pages copied between two checks of the parent's entries.
 const BATCH: usize = 16;
 
-/// The attributes of the child's entries, with these permissions (possibly none) and this key.
-pub(super) fn copy_attributes(permissions: Permissions, key: ProtectionKey) -> Attributes {
+/// The attributes of the child's entries: permissions (possibly none), key and protection by a
+/// userfaultfd are those of `parent`.
+pub(super) fn copy_attributes(parent: Attributes) -> Attributes {
+    let Attributes { permissions, key, userfault, .. } = parent;
     let used = Attributes { accessed: true, dirty: true, soft_dirty: true, ..Default::default() };
-    Attributes { permissions, key, ..used }
+    Attributes { permissions, key, userfault, ..used }
 }
 
 /// Copies that the child does not map yet, in address order.
