@@ -184,7 +184,55 @@ fn a_page_that_a_child_shares_is_copied_for_the_one_who_pins_it_to_read<A: Walk>
     audit(&machine, &memory, &[&space]);
 }
 
+/// A whole folio, of which only the second half belongs to the program alone.
+fn half_shared<'m, A: Walk>(
+    memory: &'m bindery::Memory<Machine<A>>,
+    machine: &Machine<A>,
+) -> AddressSpace<'m, Machine<A>> {
+    use_order(memory, 9);
+    let space = written(memory, machine, 2 * MIB);
+    let second = VirtAddr(AT.0 + MIB);
+    space.madvise(second, MIB, Advice::DontFork).unwrap();
+    drop(space.fork().unwrap());
+    space.madvise(second, MIB, Advice::DoFork).unwrap();
+    space.mprotect(AT, 2 * MIB, Protection::READ).unwrap();
+    space
+}
+
+fn a_leaf_is_exclusive_as_a_whole_or_not_at_all<A: Walk>() {
+    let at = VirtAddr(AT.0 + 300 * PAGE_SIZE);
+    let store = |machine: &Machine<A>, space: &AddressSpace<'_, Machine<A>>| {
+        space.mprotect(AT, 2 * MIB, READ_WRITE).unwrap();
+        Program::new(machine, space).store(at, 77).unwrap();
+        let Inspection::Page { frame, .. } = space.inspect(at) else { panic!("no page") };
+        frame
+    };
+    for collapsed_first in [false, true] {
+        let (machine, memory) = strict::<A>(64 << 20);
+        let space = half_shared(&memory, &machine);
+        if collapsed_first {
+            space.madvise(AT, 2 * MIB, Advice::Collapse).unwrap();
+        }
+        let pinned = space.pin(at, 1, Access::Read, PinTime::Long).unwrap();
+        if !collapsed_first {
+            assert_eq!(space.madvise(AT, 2 * MIB, Advice::Collapse), Err(Error::TryAgain));
+        }
+        assert_eq!(store(&machine, &space), pinned.first(), "{collapsed_first}");
+        audit(&machine, &memory, &[&space]);
+        drop(pinned);
+        // The folio is copied, not joined: then all of it belongs to the program.
+        space.mprotect(AT, 2 * MIB, Protection::READ).unwrap();
+        assert_eq!(space.madvise(AT, 2 * MIB, Advice::Collapse), Ok(()));
+        audit(&machine, &memory, &[&space]);
+    }
+    let (machine, memory) = strict::<A>(64 << 20);
+    let space = half_shared(&memory, &machine);
+    assert_eq!(space.join_leaves(AT), Err(FolioError::Unsuitable));
+    audit(&machine, &memory, &[&space]);
+}
+
 on_every_architecture! {
+    exclusive_as_a_whole => a_leaf_is_exclusive_as_a_whole_or_not_at_all;
     prot_none => a_fork_copies_what_is_pinned_and_prot_none;
     unshared => memory_that_may_not_be_written_is_the_programs_own_once_it_is_pinned;
     unshared_of_a_child => a_page_that_a_child_shares_is_copied_for_the_one_who_pins_it_to_read;

@@ -40,7 +40,8 @@ pub enum FolioError {
     /// No folio is mapped there.
     NotMapped,
     /// The folio is not larger than the requested parts; or the entries to be joined do not map all
-    /// pages of one folio in order, with equal attributes.
+    /// pages of one folio in order, with equal attributes, or only some of the pages are exclusive
+    /// since a `fork`.
     Unsuitable,
     /// Other mappings or holders of the folio exist.
     Busy,

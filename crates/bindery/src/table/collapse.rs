@@ -187,7 +187,13 @@ fn join_leaves_locked<P: Platform>(
     }
     let frame = P::Arch::frame(P::Arch::clear_contig(first, EntryIndex::FIRST));
     let whole = page_table.memory.frames.folio_of(frame);
-    if !whole.is_some_and(|folio| folio.head == frame && folio.order == order) {
+    let Some(folio) = whole.filter(|folio| folio.head == frame && folio.order == order) else {
+        return false;
+    };
+    // A huge leaf is exclusive as a whole or not at all. A pinned page that is exclusive among
+    // others would be copied by the next write, and the holder of the pin would keep the old page.
+    let handle = page_table.memory.frames.folio(folio);
+    if handle.exclusive().run(0, entries).count != entries {
         return false;
     }
     let equal = Equal::WRITABLE | Equal::SOFT_DIRTY;
