@@ -217,7 +217,7 @@ fn request(length: u64, sharing: Sharing) -> MapRequest {
 const ACCESS: FileAccess = FileAccess::READ.union(FileAccess::WRITE);
 
 #[test]
-fn mincore_of_an_object_asks_each_page_once() {
+fn mincore_of_an_object_asks_for_32_runs() {
     let (_, memory) = measured::<X86>(320 * MIB);
     // Takes all memory and frees it from the highest frame to the lowest, so that consecutive pages
     // get consecutive frames, each in its own folio.
@@ -245,7 +245,8 @@ fn mincore_of_an_object_asks_each_page_once() {
         })
         .unwrap();
     bounded(&memory, "mincore");
-    assert_eq!((told, times), (size / PAGE_SIZE, size / PAGE_SIZE));
+    // One report for each time that the index is locked.
+    assert_eq!((told, times), (size / PAGE_SIZE, size / PAGE_SIZE / 32));
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! `mincore(2)`.
 
-use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
+use arrayvec::ArrayVec;
+
+use crate::addr::{PAGE_SHIFT, PageRange, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Kind};
 use crate::error::Error;
 use crate::interrupt;
-use crate::object::pages;
+use crate::object::{ObjectState, pages};
 use crate::platform::Platform;
 use crate::swap;
 use crate::table::PageTable;
@@ -14,6 +16,9 @@ use crate::table::look;
 use super::range::page_range;
 use crate::space::AddressSpace;
 use crate::vma::{MappingFlags, Vma};
+
+/// The maximum number of runs of pages that one look at an object's index collects.
+const RUNS: usize = 32;
 
 /// Whether pages can be accessed without waiting for their content.
 ///
@@ -157,29 +162,57 @@ impl<P: Platform, T: FnMut(Residence, u64)> MincoreReport<'_, '_, P, T> {
 
     /// Reports `stretch`, which has no entries, although the object may hold its pages.
     fn object(&mut self, vma: &Vma, stretch: VirtRange) {
-        let Self { page_table, tell } = self;
-        let memory = page_table.memory;
         let Some(object) = vma.object() else {
-            return tell(Residence::Absent, stretch.pages());
+            return (self.tell)(Residence::Absent, stretch.pages());
         };
-        let mut at = stretch.start();
-        while at < stretch.end() {
-            let left = (stretch.end().0 - at.0) >> PAGE_SHIFT;
+        let memory = self.page_table.memory;
+        let first = vma.page_offset_of(stretch.start());
+        let mut pages = PageRange::from_count(first, stretch.pages());
+        while pages.first < pages.end {
             // Limits the time for which the index is locked.
-            let limit = left.min(u64::from(SPAN_ENTRIES));
-            let page = vma.page_offset_of(at);
-            let (found, mut count) = pages::resident_run(memory, object, page, limit);
-            let mut resident = found.is_some();
-            if !resident && let Some(cached) = pages::cached_run(memory, object, page, limit) {
-                (resident, count) = cached;
+            let most = pages.end.min(pages.first + u64::from(SPAN_ENTRIES));
+            let mut runs = ArrayVec::<_, RUNS>::new();
+            let part = PageRange { first: pages.first, end: most };
+            let done = pages::resident_runs(memory, object, part, &mut runs);
+            let mut resident = PageRange { first: pages.first, end: pages.first };
+            for run in &runs {
+                if run.page > resident.end {
+                    self.resident(resident);
+                    self.not_in_index(object, PageRange { first: resident.end, end: run.page });
+                    resident = PageRange { first: run.page, end: run.page };
+                }
+                resident.end += u64::from(run.count);
             }
-            let mut count = count.clamp(1, limit);
-            if found.is_none() && !resident && count == limit {
-                // The hole may extend far beyond the limit.
-                count = pages::hole(memory, object, page, left).max(count);
-            }
-            tell(if resident { Residence::Resident } else { Residence::Absent }, count);
-            at = at.offset(count << PAGE_SHIFT);
+            self.resident(resident);
+            // A hole may extend far beyond the limit.
+            let rest = if done == most { pages.end } else { done };
+            let hole = pages::hole(memory, object, done, rest - done);
+            pages.first = done + hole;
+            self.not_in_index(object, PageRange { first: resident.end, end: pages.first });
+        }
+    }
+
+    fn resident(&mut self, pages: PageRange) {
+        if pages.first < pages.end {
+            (self.tell)(Residence::Resident, pages.end - pages.first);
+        }
+    }
+
+    /// Reports pages that the object's index does not have in memory.
+    fn not_in_index(&mut self, object: &ObjectState, pages: PageRange) {
+        let memory = self.page_table.memory;
+        let mut page = pages.first;
+        while page < pages.end {
+            let left = pages.end - page;
+            let (resident, count) = match pages::hole(memory, object, page, left) {
+                0 => {
+                    let most = left.min(u64::from(SPAN_ENTRIES));
+                    pages::cached_run(memory, object, page, most).unwrap_or((false, 1))
+                }
+                hole => (false, hole),
+            };
+            (self.tell)(if resident { Residence::Resident } else { Residence::Absent }, count);
+            page += count;
         }
     }
 }
