@@ -2,7 +2,7 @@
 
 use bindery::addr::VirtAddr;
 use bindery::arch::AArch64;
-use bindery::{AddressSpace, Counts, Reach, Remap};
+use bindery::{AddressSpace, Counts, Protection, Reach, Remap};
 use bindery_hosted::{Program, Walk};
 
 use crate::support::{self, GIB, KIB, MIB, audit, fixed, options, strict, use_order};
@@ -11,6 +11,28 @@ on_every_architecture! {
     moving_one_mebibyte_reads_each_entry_once => move_one_mebibyte;
     a_fully_congruent_gibibyte_moves_one_entry => move_one_gibibyte;
     a_gibibyte_congruent_by_tables_moves_512_entries => move_by_two_mebibytes;
+    folios_without_access_are_unmapped_whole => unmap_prot_none;
+}
+
+/// Unmaps folios that allow no access: a few, a table, and with the address space.
+fn unmap_prot_none<A: Walk>() {
+    const SIZE: u64 = 2 * MIB;
+    let (machine, memory) = strict::<A>(64 * MIB);
+    use_order(&memory, 4);
+    for length in [64 * KIB, SIZE] {
+        let space = AddressSpace::new(&memory, options()).unwrap();
+        let program = Program::new(&machine, &space);
+        space.mmap(&fixed(GIB, SIZE)).unwrap();
+        program.fill(VirtAddr(GIB), SIZE, 7).unwrap();
+        space.mprotect(VirtAddr(GIB), SIZE, Protection::empty()).unwrap();
+        let before = space.counts();
+        space.munmap(VirtAddr(GIB), length).unwrap();
+        let cost = space.counts() - before;
+        assert_eq!(cost.folios_touched, length / (64 * KIB), "{cost:?}");
+        audit(&machine, &memory, &[&space]);
+        drop(space);
+        audit(&machine, &memory, &[]);
+    }
 }
 
 /// Moves `length` bytes of folios of 2^`order` pages, verifies the contents, and returns the cost.

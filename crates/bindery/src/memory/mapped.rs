@@ -5,7 +5,7 @@
 use super::Memory;
 use super::shown::{map_shown, shown_limit, unmap_shown};
 use crate::addr::Frame;
-use crate::arch::{Arch, Entry};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry};
 use crate::error::NoMemory;
 use crate::frame::{FrameRange, FreeBatch};
 use crate::platform::Platform;
@@ -29,6 +29,20 @@ pub(crate) fn folio_limit<P: Platform>(memory: &Memory<P>, frame: Frame, limit: 
             0 => (shown_limit(memory, frame, limit), P::Arch::STEP),
             left => (limit.min(left), P::Arch::STEP),
         },
+    }
+}
+
+/// The length of the longest run that the absent entry `first` can begin, at most `limit` entries.
+/// `PROT_NONE` pages of one folio form a run. Frames count up in such a run, so zero pages form
+/// none: the frame after the zero page belongs to another folio.
+#[inline]
+pub(crate) fn absent_limit<P: Platform>(memory: &Memory<P>, first: Entry, limit: u32) -> u32 {
+    match P::Arch::decode_absent(first) {
+        Some(Absent::ProtNone { frame, .. }) => match folio_limit(memory, frame, limit) {
+            (_, 0) => 1,
+            (limit, _) => limit,
+        },
+        Some(Absent::Swap { .. } | Absent::Marker(_)) | None => limit,
     }
 }
 
@@ -62,23 +76,19 @@ pub(crate) unsafe fn unmap_pages<P: Platform>(
 /// 1. and 2. As for [`unmap_pages`].
 pub(crate) unsafe fn unmap_frames<P: Platform>(
     memory: &Memory<P>,
-    first: Frame,
-    pages: u32,
+    frames: FrameRange,
     dirty: bool,
+    batch: &mut FreeBatch<'_, P>,
     counts: &mut Counts,
 ) {
-    let Some(folio) = memory.frames.folio_of(first) else {
-        return unmap_shown(memory, FrameRange { first, count: pages });
+    let Some(folio) = memory.frames.folio_of(frames.first) else {
+        return unmap_shown(memory, frames);
     };
-    if dirty {
-        // Marked before the mapping is dropped, because the folio may then be freed and reused.
-        memory.frames.folio(folio).mark_dirty();
-    }
     counts.folios_touched += 1;
-    counts.unmapped(memory.frames.folio(folio).owner_kind(), pages);
+    counts.unmapped(memory.frames.folio(folio).owner_kind(), frames.count);
     // SAFETY: 1. and 2. the caller's obligations 1 and 2.
-    let freed = unsafe { memory.frames.folio(folio).unmap(pages) };
-    after_unmapping(memory, &mut memory.free_batch(), folio, freed);
+    let freed = unsafe { memory.frames.folio(folio).unmap_into(batch, frames.count, || dirty) };
+    after_unmapping(memory, batch, folio, freed);
 }
 
 /// Adds mappings of `pages` pages of one folio to another address space with the counts `theirs`.

@@ -43,7 +43,7 @@ pub use folio_policy::{FolioPolicy, SizeMode};
 pub(crate) use instructions::{
     before_execution, before_execution_of, written_by_call, written_for_another,
 };
-pub(crate) use mapped::{folio_limit, share_frames, unmap_frames, unmap_pages};
+pub(crate) use mapped::{absent_limit, folio_limit, share_frames, unmap_frames, unmap_pages};
 pub(crate) use named::{Name, NameLinks, Records, find_named};
 use record::Slabs;
 pub(crate) use record::{Anchor, DEFERRED_KINDS, Opaque, Record, RecordKind};

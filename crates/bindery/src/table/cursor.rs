@@ -20,8 +20,8 @@ mod leaves;
 use core::sync::atomic::Ordering;
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{Absent, AbsentFormat, Arch, EntryIndex, Equal, Kind, Level};
-use crate::memory::folio_limit;
+use crate::arch::{Arch, EntryIndex, Equal, Kind, Level};
+use crate::memory::{absent_limit, folio_limit};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::tlb::Gather;
@@ -305,17 +305,7 @@ impl<'a, 'm, P: Platform> Cursor<'a, 'm, P> {
                 (count, What::Leaf(first))
             }
             Kind::Absent | Kind::Table => {
-                let limit = match P::Arch::decode_absent(entry) {
-                    Some(Absent::ProtNone { frame, .. }) => {
-                        // Frames count up in a run of `PROT_NONE` pages, so zero pages form no run:
-                        // the frame after the zero page belongs to another folio.
-                        match folio_limit(page_table.memory, frame, limit) {
-                            (_, 0) => 1,
-                            (limit, _) => limit,
-                        }
-                    }
-                    Some(Absent::Swap { .. } | Absent::Marker(_)) | None => limit,
-                };
+                let limit = absent_limit(page_table.memory, entry, limit);
                 let (count, first) = P::Arch::match_absent(&entries[index.positions(limit)]);
                 (count, What::Absent(first))
             }

@@ -30,6 +30,7 @@ use core::sync::atomic::Ordering;
 
 use crate::addr::VirtRange;
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Equal, Level, Marker};
+use crate::frame::FrameRange;
 use crate::memory::unmap_frames;
 use crate::platform::Platform;
 
@@ -187,11 +188,12 @@ pub(super) fn leave_markers<P: Platform>(span: &mut Span<'_, '_, P>, run: &Run<P
                 let entry = Entry(word.load(Ordering::Relaxed) | P::Arch::PRESENT);
                 P::Arch::attributes(entry).dirty
             });
-            let pages = run.pages();
-            let frame = P::Arch::frame(first);
+            let frames = FrameRange { first: P::Arch::frame(first), count: run.pages() };
+            let memory = page_table.memory;
+            let (mut batch, counts) = (memory.free_batch(), &mut span.counts);
             // SAFETY: 1. the span holds the lock of the table; markers replace the entries below.
             // 2. flushed above.
-            unsafe { unmap_frames(page_table.memory, frame, pages, dirty, &mut span.counts) };
+            unsafe { unmap_frames(memory, frames, dirty, &mut batch, counts) };
         }
         What::Absent(first) => {
             let (level, counts) = (run.node.level, &mut span.counts);

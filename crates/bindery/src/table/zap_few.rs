@@ -11,7 +11,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
-use crate::arch::{Arch, Entry, EntryIndex, Kind, Level};
+use crate::arch::{Arch, EntryIndex, Kind, Level};
 use crate::platform::Platform;
 use crate::stats::Counts;
 
@@ -149,7 +149,7 @@ fn drop_absent<P: Platform>(
                 leaves = Some(first..index + 1);
             }
             Kind::Absent | Kind::Table => {
-                index += drop_absent_run(locked, &words[..end.position()], index, entry);
+                index += drop_absent_run(locked, &words[..end.position()], index);
                 continue;
             }
         }
@@ -165,15 +165,14 @@ fn drop_absent_run<P: Platform>(
     locked: &mut LockedTable<'_, '_, P>,
     words: &[AtomicU64],
     index: EntryIndex,
-    entry: Entry,
 ) -> u32 {
     let limit = words.len() as u32 - index.number();
-    let count = absent_run::<P>(words, index, limit);
     let memory = locked.page_table.memory;
+    let (count, first) = absent_run(memory, words, index, limit);
     // SAFETY: 1. the table is locked while `locked` exists; the entries are cleared below. 2. an
     // absent entry was flushed when it was made, or it is under a mark, and a table with a mark is
     // not locked this way.
-    unsafe { release_absent(memory, Level::PTE, entry, count, &mut locked.counts) };
+    unsafe { release_absent(memory, Level::PTE, first, count, &mut locked.counts) };
     for word in &words[index.positions(count)] {
         word.store(0, Ordering::Relaxed);
     }

@@ -11,7 +11,7 @@ use crate::addr::{Frame, Order, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Kind, Level};
 use crate::folio::{Folio, OwnerKind, unmap_shared_page};
 use crate::frame::{FrameRange, FreeBatch};
-use crate::memory::{shown_limit, unmap_frames, unmap_pages, unmap_shown};
+use crate::memory::{absent_limit, shown_limit, unmap_frames, unmap_pages, unmap_shown};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::{SlotRun, after_unmapping};
@@ -148,9 +148,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
                 // SAFETY: 1. and 2. the caller's obligation 1: the entry disappears with the table.
                 Kind::Leaf => unsafe { self.huge(entry, level) },
                 // The whole deposit is freed below. SAFETY: 1. and 2. as above.
-                Kind::Absent => unsafe {
-                    release_absent(self.memory, level, entry, 1, self.counts);
-                },
+                Kind::Absent => unsafe { self.absent(level, entry, 1) },
             }
             entry_count -= 1;
         }
@@ -195,10 +193,10 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
                 unsafe { self.run(entries, index, entry) }
             } else {
                 let limit = (entries.len() as u32 - index.number()).min(entry_count - dropped);
-                let count = absent_run::<P>(entries, index, limit);
+                let (count, first) = absent_run(memory, entries, index, limit);
                 self.counts.mapped(OwnerKind::Anonymous, count);
                 // SAFETY: 1. and 2. as for the leaves.
-                unsafe { release_absent(memory, Level::PTE, entry, count, self.counts) };
+                unsafe { self.absent(Level::PTE, first, count) };
                 count
             };
             if missing != 0 {
@@ -269,6 +267,28 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
         }
         // SAFETY: 1. and 2. passed on; nothing was dropped.
         unsafe { self.shared(entries, index, folio, entry) }
+    }
+
+    /// Drops the mappings and swap slots of the `count` absent entries of a run, which has the
+    /// combined bits of `first`.
+    ///
+    /// # Safety
+    /// 1. and 2. As [`RmapZap::run`].
+    #[inline(never)]
+    unsafe fn absent(&mut self, level: Level<P::Arch>, first: Entry, count: u32) {
+        let (memory, pages) = (self.memory, count << level.order().0);
+        match P::Arch::decode_absent(first) {
+            Some(Absent::ProtNone { frame, dirty, .. }) => {
+                let frames = FrameRange { first: frame, count: pages };
+                // SAFETY: 1. and 2. the caller's obligations 1 and 2.
+                unsafe { unmap_frames(memory, frames, dirty, self.batch, self.counts) };
+            }
+            Some(Absent::Swap { device, slot, .. }) => {
+                self.counts.swap_pages = self.counts.swap_pages.wrapping_sub(u64::from(pages));
+                SlotRun { area: device, first: slot, count: pages }.release(memory);
+            }
+            Some(Absent::Marker(_)) | None => {}
+        }
     }
 
     /// As [`RmapZap::run`], for zero pages or for the embedder's frames.
@@ -420,18 +440,21 @@ unsafe fn drop_shared_pages<P: Platform>(
     dropped
 }
 
-/// The number of absent entries from `index` on, at most `limit`, that one call can drop: a run of
-/// swap slots, or one entry of another kind.
+/// The run of absent entries from `index` on, of at most `limit` entries, and its first entry with
+/// the dirty bits of all of them.
 #[inline(never)]
-pub(super) fn absent_run<P: Platform>(entries: &[AtomicU64], index: EntryIndex, limit: u32) -> u32 {
-    if P::Arch::is_swap(run::load(entries, index)) {
-        P::Arch::match_absent(&entries[index.positions(limit)]).0
-    } else {
-        1
-    }
+pub(super) fn absent_run<P: Platform>(
+    memory: &Memory<P>,
+    entries: &[AtomicU64],
+    index: EntryIndex,
+    limit: u32,
+) -> (u32, Entry) {
+    let limit = absent_limit(memory, run::load(entries, index), limit);
+    P::Arch::match_absent(&entries[index.positions(limit)])
 }
 
-/// Drops the mappings and swap slots of `count` absent entries. The deposits of the entries stay.
+/// Drops the mappings and swap slots of the `count` absent entries of a run, which has the combined
+/// bits of `first`. The deposits of the entries stay.
 ///
 /// # Safety
 /// 1. The caller removes the entries before other threads see the table again.
@@ -443,18 +466,9 @@ pub(super) unsafe fn release_absent<P: Platform>(
     count: u32,
     counts: &mut Counts,
 ) {
-    let pages = count << level.order().0;
-    match P::Arch::decode_absent(first) {
-        Some(Absent::ProtNone { frame, dirty, .. }) => {
-            // SAFETY: 1. and 2. the caller's obligations 1 and 2.
-            unsafe { unmap_frames(memory, frame, pages, dirty, counts) };
-        }
-        Some(Absent::Swap { device, slot, .. }) => {
-            counts.swap_pages = counts.swap_pages.wrapping_sub(u64::from(pages));
-            SlotRun { area: device, first: slot, count: pages }.release(memory);
-        }
-        Some(Absent::Marker(_)) | None => {}
-    }
+    let mut batch = memory.free_batch();
+    // SAFETY: 1. and 2. the caller's obligations 1 and 2.
+    unsafe { RmapZap::detached(memory, &mut batch, counts).absent(level, first, count) };
 }
 
 /// Frees one deposited table of `holder`, if the deposit is not empty. `holder` is one of the

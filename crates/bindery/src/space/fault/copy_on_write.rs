@@ -8,6 +8,7 @@ use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Arch, Kind, Level, Permissions};
 use crate::error::{Failure, FaultError, NoMemory};
 use crate::folio::{Folio, FreshFolio, OwnerKind, OwnerMark};
+use crate::frame::FrameRange;
 use crate::memory::{before_execution, unmap_frames};
 use crate::platform::Platform;
 use crate::rmap::AnonGroup;
@@ -84,10 +85,12 @@ impl<P: Platform> Fault<'_, '_, P> {
         }
         match copied {
             Ok(Some((old, dirty))) => {
-                let mut counts = Counts::default();
+                let (mut batch, mut counts) = (memory.free_batch(), Counts::default());
+                let old = FrameRange { first: old, count: 1 };
                 // SAFETY: 1. and 2. the page's entry was replaced above, by break, invalidate,
                 // make.
-                unsafe { unmap_frames(memory, old, 1, dirty, &mut counts) };
+                unsafe { unmap_frames(memory, old, dirty, &mut batch, &mut counts) };
+                drop(batch);
                 self.page_table().count(&counts);
                 publish(self.page_table(), range);
                 Ok(Next::Done(Resolved::Copied))
