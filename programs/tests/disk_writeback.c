@@ -51,7 +51,8 @@ static void first_time(void) {
     EQUAL(write_setting(INTERVAL, "5"), 1, "an interval is set");
     CHECK(falls_to(0), "all pages are stored after it");
     // The blocks of the files follow their pages.
-    test_sleep(500);
+    for (int turn = 0; turn < 30; turn++)
+        test_sleep(100);
     disk_power_fails();
 }
 

@@ -117,7 +117,7 @@ int main(void) {
     struct sigaction action = {.sa_handler = catch};
     sigaction(SIGUSR1, &action, 0);
     pid_t self = getpid();
-    pid_t child = CHILD({ test_sleep(20); kill(self, SIGUSR1); });
+    pid_t child = CHILD({ test_sleep(300); kill(self, SIGUSR1); });
     FAILS(test_futex(&word, FUTEX_WAIT, 0, 0, 0, 0), EINTR, "wait: a signal");
     EQUAL(caught, SIGUSR1, "its handler has run");
     test_wait(child);

@@ -161,7 +161,7 @@ int main(void) {
     NEED(pipe(pipes) == 0);
     pid_t self = getpid();
     child = CHILD({
-        test_sleep(30);
+        test_sleep(300);
         kill(self, SIGUSR1);
     });
     FAILS(read(pipes[0], text, 1), EINTR, "a signal ends a blocked read");

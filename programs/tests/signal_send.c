@@ -11,7 +11,8 @@ int main(void) {
     FAILS(kill(999999, SIGTERM), ESRCH, "kill: no such process");
     WORKS(kill(getpid(), 0), "kill: signal 0");
     pid_t child = CHILD(_exit(0));
-    test_sleep(20);
+    siginfo_t info;
+    NEED(waitid(P_PID, child, &info, WEXITED | WNOWAIT) == 0);
     WORKS(kill(child, SIGTERM), "kill: a zombie is still there");
     EQUAL(test_wait(child), 0, "and keeps its status");
     FAILS(kill(child, 0), ESRCH, "kill: gone after wait");
@@ -88,7 +89,6 @@ int main(void) {
     sigemptyset(&mask);
     sigaddset(&mask, SIGCHLD);
     sigprocmask(SIG_BLOCK, &mask, 0);
-    siginfo_t info;
     child = CHILD(_exit(5));
     STEP_EQUAL(sigwaitinfo(&mask, &info), SIGCHLD);
     STEP(info.si_pid == child && info.si_status == 5);

@@ -5,12 +5,13 @@
 
 #include <pthread.h>
 
-static volatile int number;
+static volatile int number, may_end;
 
 static void *run(void *unused) {
     (void)unused;
     number = syscall(SYS_gettid);
-    test_sleep(50);
+    while (!may_end)
+        test_sleep(1);
     return 0;
 }
 
@@ -65,9 +66,10 @@ int main(void) {
     memcpy((char *)&event + 16, (const int *)&number, sizeof number);
     int timer;
     EQUAL(syscall(SYS_timer_create, CLOCK_MONOTONIC, &event, &timer), 0, "timer_create for a thread");
-    struct itimerspec when = {.it_value = {0, 200000000}};
-    EQUAL(syscall(SYS_timer_settime, timer, 0, &when, 0), 0, "timer_settime");
+    may_end = 1;
     NEED(pthread_join(thread, 0) == 0);
+    struct itimerspec when = {.it_value = {0, 100000000}};
+    EQUAL(syscall(SYS_timer_settime, timer, 0, &when, 0), 0, "timer_settime");
     // SIGUSR1 has no handler: were it sent to the process, it would die.
     test_sleep(500);
     CHECK(1, "the process lives");

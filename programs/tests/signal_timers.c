@@ -30,7 +30,8 @@ int main(void) {
     alarm(0);
     EQUAL(alarm(100), 0, "alarm: none before");
     EXITS(0, "a child has no alarm", STEP_EQUAL(alarm(0), 0));
-    EQUAL(alarm(0), 100, "alarm: the time that is left");
+    unsigned left = alarm(0);
+    CHECK(left > 90 && left <= 100, "alarm: the time that is left");
     long long start = test_now();
     alarm(1);
     FAILS(pause(), EINTR, "alarm ends a pause");
@@ -58,10 +59,10 @@ int main(void) {
     CHECK(work_until(&virtuals, 2), "SIGVTALRM comes while the process works");
     timer.it_value.tv_usec = timer.it_interval.tv_usec = 0;
     STEP_EQUAL(setitimer(ITIMER_VIRTUAL, &timer, 0), 0);
-    timer.it_value.tv_usec = 30000;
+    timer.it_value.tv_usec = 500000;
     STEP_EQUAL(setitimer(ITIMER_VIRTUAL, &timer, 0), 0);
     before = virtuals;
-    test_sleep(100);
+    test_sleep(1000);
     EQUAL(virtuals, before, "and not while it sleeps");
     timer.it_value.tv_usec = 0;
     STEP_EQUAL(setitimer(ITIMER_VIRTUAL, &timer, 0), 0);

@@ -130,7 +130,9 @@ static void start_threads(void)
     for (unsigned cpu = 1; cpu < cpus; cpu++)
         while (!arrived[cpu])
             rest();
-    rest();
+    // A thread that sleeps does so only after its arrival.
+    for (unsigned turn = 0; turn < (runs ? 1 : 50); turn++)
+        rest();
 }
 
 static void end_threads(void)

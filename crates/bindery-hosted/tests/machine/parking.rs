@@ -163,7 +163,7 @@ fn calls_wait_in_a_table_of_parts() {
 fn a_lost_wake_up_ends_the_process() {
     let name = "a_lost_wake_up_ends_the_process";
     let Some(text) = aborted_alone(module_path!(), name) else {
-        let park_limit = Duration::from_secs(2);
+        let park_limit = Duration::from_secs(5);
         let machine = Machine::new(Config { cpus: 2, park_limit, ..Config::default() });
         let (first, count) = machine.frames();
         let frames = [FrameRange { first, count }];

@@ -161,7 +161,7 @@ fn a_refused_page_is_dirty_for_both_savers() {
 
 #[test]
 fn a_sync_ends_despite_continuous_writes() {
-    const WRITES: u64 = 200_000;
+    const WRITES: u64 = 100_000_000;
     with_fixture(|fixture| {
         let over = AtomicBool::new(false);
         let write = |cpu| {

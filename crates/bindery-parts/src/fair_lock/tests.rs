@@ -13,7 +13,7 @@ use super::*;
 use crate::{LocalTlb, ShootdownCpu, Shootdowns};
 
 /// More polls than any thread here needs.
-const POLLS: u64 = 5_000_000;
+const POLLS: u64 = 500_000_000;
 
 /// Yields, and panics in place of a hang.
 fn patience() -> impl FnMut() {

@@ -54,7 +54,9 @@ pub fn command(machine: &Machine, files: &Files<'_>, output: Output) -> Command 
         }
     }
     if let Some(disk) = &machine.disk {
-        let drive = with_value("id=disk,if=none,format=raw,file=", disk.as_os_str());
+        let cache = if machine.syncs_disk { "writeback" } else { "unsafe" };
+        let start = format!("id=disk,if=none,format=raw,cache={cache},file=");
+        let drive = with_value(&start, disk.as_os_str());
         command.arg("-drive").arg(drive);
         match machine.architecture {
             Architecture::X86_64 => {

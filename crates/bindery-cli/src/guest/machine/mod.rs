@@ -55,6 +55,9 @@ pub struct Machine {
     pub clock: Clock,
     /// The image of the machine's disk.
     pub disk: Option<PathBuf>,
+    /// Whether a flush by the guest waits until the host's disk has the image. A guest that flushes
+    /// often is then as slow as that disk.
+    pub syncs_disk: bool,
     /// A plugin for QEMU.
     pub plugin: Option<Plugin>,
     /// The image that QEMU boots: on x86-64 an ELF file with a PVH note or a bzImage, on AArch64 a
@@ -120,6 +123,7 @@ impl Machine {
             memory: 256 << 20,
             clock: Clock::Host,
             disk: None,
+            syncs_disk: true,
             plugin: None,
             kernel,
             initramfs: Vec::new(),
