@@ -99,7 +99,13 @@ impl Texts {
         if self.size() + text.len() as u64 > MAXIMUM_WORDS {
             return Err(Errno::E2BIG);
         }
-        heap::room(self.bytes.len() + text.len())?;
+        let length = self.bytes.len() + text.len() + 1;
+        if length > self.bytes.capacity() {
+            // The growth doubles the block, so there are few.
+            let wanted = length.max(2 * self.bytes.capacity());
+            heap::room(wanted)?;
+            self.bytes.reserve_exact(wanted - self.bytes.len());
+        }
         self.bytes.extend_from_slice(text);
         self.bytes.push(0);
         self.count += 1;
@@ -409,12 +415,6 @@ fn write_stack(
     facts.arguments = arguments..environment;
     facts.environment = environment..path;
 
-    let mut vector = Vec::new();
-    vector.push(words.arguments.count as u64);
-    vector.extend(words.arguments.addresses(arguments));
-    vector.push(0);
-    vector.extend(words.environment.addresses(environment));
-    vector.push(0);
     let capabilities = hardware_capabilities();
     let of_machine = [
         (AT_PAGESZ, PAGE),
@@ -429,12 +429,31 @@ fn write_stack(
         (AT_EXECFN, path),
         (AT_NULL, 0),
     ];
-    for (kind, value) in own.iter().chain(&of_machine) {
-        vector.extend([u64::from(*kind), *value]);
-    }
-    let stack_pointer = (random - 8 * vector.len() as u64) & !15;
-    let bytes: Vec<u8> = vector.iter().flat_map(|word| word.to_le_bytes()).collect();
-    user::write_bytes_of(space, stack_pointer, &bytes)?;
+    let texts = [(&words.arguments, arguments), (&words.environment, environment)];
+    let entries = own.iter().chain(&of_machine);
+    let count = 3 + texts[0].0.count + texts[1].0.count + 2 * entries.clone().count();
+    let stack_pointer = (random - 8 * count as u64) & !15;
+    let addresses = texts.into_iter().flat_map(|(texts, at)| texts.addresses(at).chain([0]));
+    let entries = entries.flat_map(|(kind, value)| [u64::from(*kind), *value]);
+    let vector = [words.arguments.count as u64].into_iter().chain(addresses).chain(entries);
+    write_words(space, stack_pointer, vector)?;
     facts.stack = stack_pointer;
     Ok(stack_pointer)
+}
+
+/// Writes consecutive words to a program's memory. The words need no memory of the kernel, because
+/// a program may start with very many strings.
+fn write_words(space: &Space, mut at: u64, words: impl Iterator<Item = u64>) -> Result<(), Errno> {
+    let mut piece = [0; 1024];
+    let mut filled = 0;
+    for word in words {
+        piece[filled..filled + 8].copy_from_slice(&word.to_le_bytes());
+        filled += 8;
+        if filled == piece.len() {
+            user::write_bytes_of(space, at, &piece)?;
+            at += filled as u64;
+            filled = 0;
+        }
+    }
+    user::write_bytes_of(space, at, &piece[..filled])
 }
