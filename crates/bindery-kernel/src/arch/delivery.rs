@@ -18,6 +18,12 @@ pub struct Delivery {
     pub mask: u64,
     /// The top of the stack to use: the alternate one, or the program's stack pointer.
     pub stack: u64,
+    /// Whether the frame must lie within the alternate stack.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(dead_code, reason = "as on Linux, AArch64 does not check that")
+    )]
+    pub on_alternate: bool,
     /// The alternate stack in `uc_stack`: base, flags, size.
     pub alternate: (u64, u32, u64),
     /// The address that caused the signal; 0 if none did.

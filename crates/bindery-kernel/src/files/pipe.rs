@@ -14,7 +14,7 @@ use linux_raw_sys::general::{
 use crate::errno::{Errno, Outcome};
 use crate::heap;
 use crate::memory::Pages;
-use crate::process::{self, Interrupted, WaitQueue, signal};
+use crate::process::{Interrupted, WaitQueue, signal};
 use crate::sync::Mutex;
 
 use super::attributes::{Attributes, Kind, Patience};
@@ -154,7 +154,7 @@ impl Pipe {
             Some(state.bytes.free()).filter(|free| *free > 0).map(Ok)
         });
         if room == Err(Errno::EPIPE) {
-            signal::send(&process::current().process, SIGPIPE);
+            signal::send_to_this_thread(SIGPIPE);
         }
         room
     }
@@ -297,7 +297,7 @@ impl Pipe {
                 Some(Ok(state.bytes.push(left.min(free), take)))
             });
             if step.as_ref().is_err_and(|errno| *errno == Errno::EPIPE) {
-                signal::send(&process::current().process, SIGPIPE);
+                signal::send_to_this_thread(SIGPIPE);
             }
             step.inspect(|step| self.tell_of(step))
         };

@@ -152,26 +152,37 @@ pub fn select(count: u64, sets: [u64; 3], deadline: Option<u64>) -> Outcome {
     Ok(bits)
 }
 
-/// Reads a timeout of the running program and returns the deadline; `None` without a timeout.
+/// Makes a call with the deadline of a timeout of the running program, if that is given. Then the
+/// time that is left replaces the timeout, unless it was 0.
 ///
 /// # Errors
-/// `EFAULT`; `EINVAL` if the time is negative, or its fraction exceeds a second.
-pub fn deadline(at: u64, unit: Fraction) -> Result<Option<u64>, Errno> {
+/// `EFAULT`; `EINVAL` if the time is negative, or its fraction exceeds a second; those of `call`.
+pub fn timed(at: u64, unit: Fraction, call: impl FnOnce(Option<u64>) -> Outcome) -> Outcome {
     if at == 0 {
-        return Ok(None);
+        return call(None);
     }
+    let wait = timeout(at, unit)?;
+    let deadline = process::deadline_of_call(wait);
+    let outcome = call(Some(deadline));
+    if wait != 0 {
+        let left = deadline.saturating_sub(time::now());
+        let (_, scale) = unit.parts();
+        // A program may keep the timeout in memory that it cannot write.
+        let _ = user::write(at, &[left / time::SECOND, left % time::SECOND / scale]);
+    }
+    outcome
+}
+
+/// Reads a timeout, in nanoseconds.
+fn timeout(at: u64, unit: Fraction) -> Result<u64, Errno> {
     let [seconds, fraction]: [i64; 2] = user::read(at)?;
-    let (limit, scale) = match unit {
-        Fraction::Nanoseconds => (1_000_000_000, 1),
-        Fraction::Microseconds => (1_000_000, 1000),
-    };
+    let (limit, scale) = unit.parts();
     // As on Linux, `select` accepts any number of microseconds; all others are strict.
-    if seconds < 0 || fraction < 0 || unit == Fraction::Nanoseconds && fraction >= limit {
+    if seconds < 0 || fraction < 0 || unit == Fraction::Nanoseconds && fraction as u64 >= limit {
         return Err(Errno::EINVAL);
     }
     let wait = (seconds as u64).saturating_mul(time::SECOND);
-    let wait = wait.saturating_add((fraction as u64).saturating_mul(scale));
-    Ok(Some(process::deadline_of_call(wait)))
+    Ok(wait.saturating_add((fraction as u64).saturating_mul(scale)))
 }
 
 /// The unit of a timeout's second field.
@@ -182,4 +193,14 @@ pub enum Fraction {
     /// `struct timeval`.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only `select` has it"))]
     Microseconds,
+}
+
+impl Fraction {
+    /// The number of units in a second, and the nanoseconds of one.
+    fn parts(self) -> (u64, u64) {
+        match self {
+            Self::Nanoseconds => (1_000_000_000, 1),
+            Self::Microseconds => (1_000_000, 1000),
+        }
+    }
 }

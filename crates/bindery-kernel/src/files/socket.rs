@@ -10,7 +10,7 @@ use linux_raw_sys::general::{O_RDWR, POLLHUP, POLLIN, POLLOUT, SIGPIPE};
 
 use crate::errno::Errno;
 use crate::heap;
-use crate::process::{self, Interrupted, WaitQueue, signal};
+use crate::process::{Interrupted, WaitQueue, signal};
 use crate::sync::Mutex;
 
 use super::attributes::{Attributes, Kind, Patience};
@@ -177,7 +177,7 @@ impl Node for Socket {
             match written {
                 Ok(count) => done += count,
                 Err(Errno::EPIPE) if done == 0 => {
-                    signal::send(&process::current().process, SIGPIPE);
+                    signal::send_to_this_thread(SIGPIPE);
                     return Err(Errno::EPIPE);
                 }
                 Err(errno) if done == 0 => return Err(errno),

@@ -19,7 +19,7 @@ use super::signal::{
     code,
 };
 use super::thread::{Thread, work};
-use super::{Process, all, end, kill, program, scheduler, signal};
+use super::{end, jobs, kill, program, scheduler, signal};
 
 /// The way in which a thread entered the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,7 +86,7 @@ fn act(
     let action = actions.get(number);
     match action.handler {
         IGNORE => {}
-        DEFAULT if bit(number) & TERMINAL_STOPPING != 0 && is_orphaned(process) => {}
+        DEFAULT if bit(number) & TERMINAL_STOPPING != 0 && jobs::is_orphaned(process.group()) => {}
         DEFAULT if bit(number) & STOPPING != 0 => signal::stop_process(process, number),
         DEFAULT if signal::ends_by_default(number) => kill::end_group(process, number),
         DEFAULT => {}
@@ -130,7 +130,9 @@ fn run_handler(
     let wanted = action.flags & u64::from(SA_ONSTACK) != 0 && alternate.size != 0;
     // A forged frame may contain any numbers.
     let top = alternate.base.checked_add(alternate.size);
-    let stack = if wanted && !is_on(&alternate, at) { top.unwrap_or(at) } else { at };
+    let is_on_it = is_on(&alternate, at);
+    let enters = wanted && !is_on_it;
+    let stack = if enters { top.unwrap_or(at) } else { at };
     let restorer = if action.flags & u64::from(SA_RESTORER) != 0 {
         action.restorer
     } else {
@@ -144,6 +146,7 @@ fn run_handler(
         with_information: action.flags & u64::from(SA_SIGINFO) != 0,
         mask,
         stack,
+        on_alternate: enters || is_on_it && alternate.flags & SS_AUTODISARM == 0,
         alternate: (alternate.base, flags_of(&alternate, at), alternate.size),
         fault: information.fields[0],
     };
@@ -201,16 +204,4 @@ pub(super) fn flags_of(alternate: &Alternate, at: u64) -> u32 {
         }
         _ => alternate.flags,
     }
-}
-
-/// Whether the process's group is orphaned, that is, no member has a parent in another group of the
-/// same session. Terminals do not stop such groups.
-fn is_orphaned(process: &Process) -> bool {
-    let group = process.group();
-    let is_cared_for = |member: &Arc<Process>| {
-        member
-            .parent()
-            .is_some_and(|parent| parent.group() != group && parent.session() == member.session())
-    };
-    !all().iter().filter(|other| other.group() == group).any(is_cared_for)
 }

@@ -22,8 +22,8 @@ use super::facts::ProgramFacts;
 use super::signal::{self, Information, code};
 use super::thread::work;
 use super::{
-    Capability, Process, background, credentials, futex, kill, parking, provoke, scheduler, table,
-    thread, timer,
+    Capability, Process, background, credentials, futex, jobs, kill, parking, provoke, scheduler,
+    table, thread, timer,
 };
 
 /// The time that the remaining processes have to end with the machine, in nanoseconds.
@@ -118,6 +118,9 @@ fn end_process(process: &Arc<Process>) {
         state.status = Some(status);
         status
     };
+    if let Some(parent) = process.parent() {
+        jobs::lose_parent(process, &parent);
+    }
     // Pollers of a pidfd of the process have to see its end.
     files::changed();
     // In the middle of a call of another thread, folios are locked and slots busy, so not all
@@ -145,7 +148,7 @@ pub(super) fn lend_back(process: &Process) {
 fn reparent_children(process: &Arc<Process>) {
     let children = core::mem::take(&mut process.state.lock().children);
     let Some(first) = table::first().filter(|first| !Arc::ptr_eq(first, process)) else { return };
-    for child in children {
+    for child in &children {
         let (signal, is_ended) = {
             let mut state = child.state.lock();
             state.parent = Arc::downgrade(&first);
@@ -155,13 +158,14 @@ fn reparent_children(process: &Arc<Process>) {
         };
         first.state.lock().children.push(child.clone());
         if signal != 0 {
-            signal::send(&child, signal);
+            signal::send(child, signal);
         }
         if is_ended {
             let status = child.state.lock().status.unwrap_or(0);
-            tell_parent(&child, status);
+            tell_parent(child, status);
         }
     }
+    children.iter().for_each(|child| jobs::lose_parent(child, process));
 }
 
 /// Notifies the parent of a process that has ended. If the parent ignores that, removes the

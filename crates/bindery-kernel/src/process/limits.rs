@@ -15,8 +15,7 @@ use crate::memory::Space;
 use crate::{time, user};
 
 use super::credentials::{Capability, Ids, credentials};
-use super::signal::{self, Information, code};
-use super::{Process, find, scheduler, table};
+use super::{Process, find, scheduler, signal, table};
 
 /// A limit, in the unit of its resource.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,9 +94,7 @@ pub fn descriptor_limit() -> u64 {
 
 /// The error of a write beyond the file size limit. The running thread gets `SIGXFSZ` and `EFBIG`.
 pub fn file_is_too_large() -> Errno {
-    let thread = scheduler::current_thread();
-    let information = Information::of_program(SIGXFSZ, code::USER);
-    let _ = signal::send_information(&thread.process, Some(&thread), information); // finds room
+    signal::send_to_this_thread(SIGXFSZ);
     Errno::EFBIG
 }
 

@@ -29,6 +29,7 @@
 //! | [`timer`] | timers that send signals |
 //! | [`limits`] | resource limits and usage |
 //! | [`identity`] | groups, sessions |
+//! | [`jobs`] | groups that have lost their shell |
 //! | [`name`] | short names of threads |
 //! | [`credentials`] | users, groups, capabilities |
 //! | [`memory_shortage`] | the out-of-memory killer |
@@ -57,6 +58,7 @@ mod facts;
 mod futex;
 mod identity;
 mod information;
+mod jobs;
 pub mod kernel_thread;
 mod kill;
 mod limits;

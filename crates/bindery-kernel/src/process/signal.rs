@@ -174,7 +174,7 @@ impl Actions {
         self.0.lock()[signal as usize - 1] = action;
     }
 
-    fn ignores(&self, signal: u32) -> bool {
+    pub(super) fn ignores(&self, signal: u32) -> bool {
         match self.get(signal).handler {
             IGNORE => true,
             DEFAULT => DEFAULT_IGNORED & bit(signal) != 0,
@@ -248,7 +248,15 @@ fn raise(information: Information) {
     thread.work.fetch_or(work::SIGNAL, Ordering::Relaxed);
 }
 
-/// Sends a signal of the kernel to a process (such as `SIGPIPE` to the running process).
+/// Sends a signal to the running thread, as if its own process had sent it (`SIGPIPE`).
+pub fn send_to_this_thread(signal: u32) {
+    let thread = scheduler::current_thread();
+    let information = Information::of_program(signal, code::USER);
+    // Standard signals always find room.
+    let _ = send_information(&thread.process, Some(&thread), information);
+}
+
+/// Sends a signal of the kernel to a process.
 pub fn send(process: &Arc<Process>, signal: u32) {
     // Standard signals always find room.
     let _ = send_information(process, None, Information::of_kernel(signal));
@@ -389,6 +397,15 @@ pub fn block_for_call(mask: u64) {
     signals.mask_after_call = Some(signals.blocked);
     signals.blocked = mask & !UNBLOCKABLE;
     thread.work.fetch_or(work::SIGNAL, Ordering::Relaxed);
+}
+
+/// Ends the effect of [`block_for_call`]. Signals that the thread's own mask blocks stay pending.
+pub fn end_block_for_call() {
+    let thread = scheduler::current();
+    let mask = thread.signals.lock().mask_after_call.take();
+    if let Some(mask) = mask {
+        set_blocked(mask);
+    }
 }
 
 /// Changes the blocked signals of the running thread.

@@ -114,7 +114,8 @@ const CHANGEABLE: u64 = 0x0005_0dd5;
 /// the handler's stack, as on Linux.
 ///
 /// # Errors
-/// `EFAULT` if the stack cannot be written, or if there is no return address.
+/// `EFAULT` if the stack cannot be written, if the alternate stack has no room for the frame, or if
+/// there is no return address.
 pub fn push(
     registers: &mut Registers,
     floating_point: &FloatingPoint,
@@ -149,6 +150,11 @@ fn push_frame(
         top.and_then(|top| top.checked_sub((size + end) as u64)).ok_or(Errno::EFAULT)? & !63;
     let below = image_at.checked_sub(size_of::<Frame>() as u64 + 16).ok_or(Errno::EFAULT)?;
     let at = (below & !15) + 8;
+    let (base, _, stack_size) = delivery.alternate;
+    let is_within = |above: u64| above > 0 && above <= stack_size;
+    if delivery.on_alternate && !at.checked_sub(base).is_some_and(is_within) {
+        return Err(Errno::EFAULT);
+    }
 
     user::write_bytes(image_at, image)?;
     if floating_point::has_header() {

@@ -10,7 +10,7 @@ use crate::errno::{Errno, Outcome};
 
 use super::super::descriptor::AtExec;
 use super::super::epoll::Epoll;
-use super::super::poll::{self, Fraction, deadline};
+use super::super::poll::{self, Fraction};
 use super::super::{names, status};
 use super::{create, descriptors, get, insert, milliseconds, with_epoll};
 
@@ -40,8 +40,9 @@ pub(super) fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
             status::change_owner(AT_FDCWD, a, b as u32, c as u32, AT_SYMLINK_NOFOLLOW)
         }
         nr::__NR_poll => poll::poll(a, b, milliseconds(c)),
-        nr::__NR_select => deadline(e, Fraction::Microseconds)
-            .and_then(|deadline| poll::select(a, [b, c, d], deadline)),
+        nr::__NR_select => {
+            poll::timed(e, Fraction::Microseconds, |deadline| poll::select(a, [b, c, d], deadline))
+        }
         nr::__NR_eventfd => create::event_counter(a as u32, 0),
         nr::__NR_epoll_create if (a as i32) <= 0 => Err(Errno::EINVAL),
         nr::__NR_epoll_create => Epoll::describe(0).and_then(|epoll| insert(epoll, AtExec::Kept)),

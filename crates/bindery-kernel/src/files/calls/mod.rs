@@ -28,7 +28,7 @@ use super::epoll::{self, Epoll};
 use super::manner::Start;
 use super::names;
 use super::path::{LastLink, user_place};
-use super::poll::{self, Fraction, deadline};
+use super::poll::{self, Fraction};
 use super::segments::Segments;
 use super::transfer::{self, Copying};
 use super::{disk, splice, status, swap, userfault};
@@ -74,16 +74,18 @@ pub fn call(number: u32, arguments: [u64; 6]) -> Option<Outcome> {
         nr::__NR_eventfd2 => create::event_counter(a as u32, b as u32),
         nr::__NR_memfd_create => create::memfd(a, b as u32),
         nr::__NR_memfd_secret => create::secret(a as u32),
-        nr::__NR_ppoll => masked(d, || poll::poll(a, b, deadline(c, Fraction::Nanoseconds)?)),
+        nr::__NR_ppoll => poll::timed(c, Fraction::Nanoseconds, |deadline| {
+            masked([d, e], || poll::poll(a, b, deadline))
+        }),
         nr::__NR_pselect6 => select_masked(a, [b, c, d], e, f),
         nr::__NR_epoll_create1 => {
             let epoll = Epoll::describe(a as u32 & !O_CLOEXEC);
             epoll.and_then(|epoll| insert(epoll, at_exec(a as u32)))
         }
         nr::__NR_epoll_ctl => with_epoll(descriptor, |epoll| epoll.change(b as u32, c as i32, d)),
-        nr::__NR_epoll_pwait => {
-            masked(e, || with_epoll(descriptor, |epoll| epoll.wait(b, c as i32, milliseconds(d))))
-        }
+        nr::__NR_epoll_pwait => masked([e, f], || {
+            with_epoll(descriptor, |epoll| epoll.wait(b, c as i32, milliseconds(d)))
+        }),
         nr::__NR_truncate => sizes::truncate(a, b as i64),
         nr::__NR_ftruncate => sizes::ftruncate(descriptor, b as i64),
         nr::__NR_fallocate => sizes::fallocate(descriptor, b as u32, c as i64, d as i64),
@@ -191,18 +193,33 @@ fn milliseconds(timeout: u64) -> Option<u64> {
     Some(process::deadline_of_call(timeout * 1_000_000))
 }
 
-/// Makes a call with the signal mask at `mask`, if given, instead of the thread's own.
-fn masked(mask: u64, call: impl FnOnce() -> Outcome) -> Outcome {
-    if mask != 0 {
-        process::signal::block_for_call(user::read(mask)?);
+/// Makes a call with the signal mask at this address, if given, instead of the thread's own.
+///
+/// # Errors
+/// `EINVAL` if the mask has another size than 8 bytes; `EFAULT`; those of `call`.
+fn masked([at, size]: [u64; 2], call: impl FnOnce() -> Outcome) -> Outcome {
+    if at == 0 {
+        return call();
     }
-    call()
+    if size != 8 {
+        return Err(Errno::EINVAL);
+    }
+    process::signal::block_for_call(user::read(at)?);
+    let outcome = call();
+    // After an interruption the signal is delivered first, although the thread's own mask may block
+    // it. Otherwise such a signal stays pending.
+    if !matches!(outcome, Err(Errno::RESTART_WITHOUT_HANDLER | Errno::EINTR)) {
+        process::signal::end_block_for_call();
+    }
+    outcome
 }
 
 /// `pselect6(2)`: the last argument points to a mask's address and size.
 fn select_masked(count: u64, sets: [u64; 3], timeout: u64, mask: u64) -> Outcome {
-    let mask = if mask == 0 { 0 } else { user::read::<[u64; 2]>(mask)?[0] };
-    masked(mask, || poll::select(count, sets, deadline(timeout, Fraction::Nanoseconds)?))
+    let mask = if mask == 0 { [0; 2] } else { user::read(mask)? };
+    poll::timed(timeout, Fraction::Nanoseconds, |deadline| {
+        masked(mask, || poll::select(count, sets, deadline))
+    })
 }
 
 fn copy(call: Copying, from: (i32, u64), to: (i32, u64), count: u64) -> Outcome {

@@ -10,7 +10,7 @@ use crate::{files, user};
 use super::super::credentials::check_signal;
 use super::super::identity::Handle;
 use super::super::signal::{
-    self, Action, Alternate, IGNORE, Information, MAXIMUM, Sent, UNBLOCKABLE, bit, code,
+    self, Action, Alternate, Information, MAXIMUM, Sent, UNBLOCKABLE, bit, code,
 };
 use super::super::{Interrupted, Process, Thread, WaitQueue};
 use super::super::{all, clock, deliver, find, scheduler, table};
@@ -29,8 +29,8 @@ pub(super) fn sigaction(signal: u64, new: u64, old: u64, size: u64) -> Outcome {
     let was = actions.get(signal);
     if let Some([handler, flags, restorer, mask]) = new {
         actions.set(signal, Action { handler, flags, restorer, mask: mask & !UNBLOCKABLE });
-        if handler == IGNORE || handler == signal::DEFAULT && !signal::ends_by_default(signal) {
-            signal::forget(&process, bit(signal) & !signal::STOPPING);
+        if actions.ignores(signal) {
+            signal::forget(&process, bit(signal));
         }
     }
     if old != 0 {
@@ -122,10 +122,14 @@ pub(super) fn sigtimedwait(set_at: u64, information_at: u64, time_at: u64, size:
 pub(super) fn sigqueueinfo(process: Option<u64>, target: u64, number: u64, at: u64) -> Outcome {
     let bytes = user::read::<[u64; 6]>(at)?;
     let code = bytes[1] as i32;
-    let own = scheduler::current().process.id;
+    let own = scheduler::current().id();
     let found = find(target as u32);
-    // Only the kernel may send the kernel's codes, except that a process may send itself any code.
-    if (code >= 0 || code == code::THREAD) && target as u32 != own && process.is_none() {
+    let is_number = |number: u64| number as i32 > 0;
+    if process.is_some_and(|process| !is_number(process) || !is_number(target)) {
+        return Err(Errno::EINVAL);
+    }
+    // Only the kernel may send the kernel's codes, except that a thread may send itself any code.
+    if (code >= 0 || code == code::THREAD) && target as u32 != own {
         return Err(Errno::EPERM);
     }
     let fields = [bytes[2], bytes[3], bytes[4], bytes[5]];
@@ -205,7 +209,7 @@ fn send(
 
 /// `sigaltstack(2)`.
 pub(super) fn sigaltstack(new: u64, old: u64, stack_pointer: u64) -> Outcome {
-    const MINIMUM: u64 = 2048;
+    const MINIMUM: u64 = if cfg!(target_arch = "aarch64") { 5120 } else { 2048 };
     let was = scheduler::current().signals.lock().alternate;
     if new != 0 {
         let [base, flags, size] = user::read::<[u64; 3]>(new)?;
@@ -220,10 +224,10 @@ pub(super) fn sigaltstack(new: u64, old: u64, stack_pointer: u64) -> Outcome {
         let alternate = match mode {
             deliver::DISABLED => Alternate::default(),
             0 | deliver::ON_STACK if size < MINIMUM => return Err(Errno::ENOMEM),
+            0 | deliver::ON_STACK if base.checked_add(size).is_none() => return Err(Errno::EINVAL),
             0 | deliver::ON_STACK => Alternate { base, size, flags: flags & nr::SS_AUTODISARM },
             _ => return Err(Errno::EINVAL),
         };
-        base.checked_add(size).ok_or(Errno::EINVAL)?;
         scheduler::current().signals.lock().alternate = alternate;
     }
     if old != 0 {
