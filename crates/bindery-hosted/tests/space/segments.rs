@@ -16,7 +16,7 @@ type M = Machine<X86_64>;
 type Space<'m> = AddressSpace<'m, M>;
 type All<'m> = Segments<'m, M>;
 
-const ROOT: IpcUser = IpcUser { user: 0, group: 0, privileged: true };
+const ROOT: IpcUser<'static> = IpcUser { user: 0, group: 0, groups: &[], privileged: true };
 static ROOTS: LockAccount = LockAccount::new();
 const ROOT_LOCKS: SegmentLocking<'static> =
     SegmentLocking { account: &ROOTS, limit: u64::MAX, privileged: true };
@@ -162,13 +162,15 @@ fn permissions_bind_those_without_privilege() {
     let (machine, memory) = strict::<X86_64>(32 * MIB);
     on(&memory, 2, |segments| {
         let space = space(&memory);
-        let user = |user, group| IpcUser { user, group, privileged: false };
+        let user = |user, group| IpcUser { user, group, groups: &[], privileged: false };
         let (owner, friend, stranger) = (user(5, 50), user(6, 50), user(7, 70));
+        let member = IpcUser { groups: &[71, 50], ..stranger };
         let id = shmget(segments, &owner, [9, PAGE_SIZE, CREAT | 0o640]);
-        let of = |user: &IpcUser, flags| shmget(segments, user, [9, 1, flags]);
+        let of = |user: &IpcUser<'_>, flags| shmget(segments, user, [9, 1, flags]);
         assert_eq!([of(&owner, 0o600), of(&friend, 0o400), of(&stranger, 0)], [id; 3]);
         let denied = refused(Errno::EACCES);
         assert_eq!([of(&friend, 0o600), of(&stranger, 0o400)], [denied; 2]);
+        assert_eq!([of(&member, 0o400), of(&member, 0o600)], [id, denied], "by another group");
         let attach = |user, flags| shmat(segments, &space, user, [id as u64, AT, flags]);
         assert_eq!(attach(&stranger, READ_ONLY), denied);
         assert_eq!(attach(&friend, 0), denied);
@@ -201,7 +203,7 @@ fn locked_segments_count_for_their_locker() {
         (Box::leak(Box::new(own)), Box::leak(Box::new(other)));
     on(&memory, 4, |segments| {
         let space = space(&memory);
-        let owner = IpcUser { user: 5, group: 5, privileged: false };
+        let owner = IpcUser { user: 5, group: 5, groups: &[], privileged: false };
         let make = |pages: u64| shmget(segments, &owner, [0, pages * PAGE_SIZE - 1, 0o600]);
         let control = |account, limit, privileged, id: i64, command| {
             let locking = SegmentLocking { account, limit, privileged };
@@ -243,10 +245,10 @@ fn strangers_neither_lock_nor_unlock_segments() {
     let account: &'static _ = Box::leak(Box::new(LockAccount::new()));
     on(&memory, 1, |segments| {
         let space = space(&memory);
-        let user = |user, privileged| IpcUser { user, group: 1, privileged };
+        let user = |user, privileged| IpcUser { user, group: 1, groups: &[], privileged };
         let (maker, owner, stranger) = (user(5, false), user(6, false), user(7, false));
         let id = shmget(segments, &maker, [0, 3 * PAGE_SIZE, 0o666]);
-        let control = |user: &IpcUser, privileged, command| {
+        let control = |user: &IpcUser<'_>, privileged, command| {
             let locking = SegmentLocking { account, limit: u64::MAX, privileged };
             shmctl(segments, &space, user, &locking, [id as u64, command, BUFFER])
         };
@@ -299,7 +301,7 @@ fn reclaim_spares_only_locked_segments_within_the_limit() {
     memory.swap_on(4096, 0).unwrap();
     on(&memory, 2, |segments| {
         let space = space(&memory);
-        let owner = IpcUser { user: 5, group: 5, privileged: false };
+        let owner = IpcUser { user: 5, group: 5, groups: &[], privileged: false };
         let account: &'static LockAccount = Box::leak(Box::new(LockAccount::new()));
         let locking = SegmentLocking { account, limit: 16 * PAGE_SIZE, privileged: false };
         let results = [16, 48].map(|pages| {

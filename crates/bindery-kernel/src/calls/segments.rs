@@ -13,7 +13,7 @@ use spin::Once;
 use crate::errno::{Errno, Outcome, from_raw};
 use crate::memory::memory;
 use crate::platform::Machine;
-use crate::process::{Capability, credentials};
+use crate::process::{Capability, Credentials, credentials};
 use crate::sync::Mutex;
 use crate::{heap, process, time};
 
@@ -43,7 +43,8 @@ pub fn call(number: u32, [a, b, c, ..]: [u64; 6]) -> Option<Outcome> {
 }
 
 fn one(segments: &'static All, number: u32, arguments: [u64; 3]) -> Outcome {
-    let user = ipc_user();
+    let who = credentials();
+    let user = ipc_user(&who);
     from_raw(match number {
         nr::__NR_shmget => linux::shmget(segments, &user, arguments),
         nr::__NR_shmat => {
@@ -115,8 +116,11 @@ pub fn end() {
 }
 
 /// The running process, in the form that System V segments need.
-fn ipc_user() -> IpcUser {
-    let who = credentials();
-    let privileged = who.can(Capability::IpcOwner);
-    IpcUser { user: who.user.effective, group: who.group.effective, privileged }
+fn ipc_user(who: &Credentials) -> IpcUser<'_> {
+    IpcUser {
+        user: who.user.effective,
+        group: who.group.effective,
+        groups: &who.groups,
+        privileged: who.can(Capability::IpcOwner),
+    }
 }

@@ -89,6 +89,9 @@ fn open_once(directory: i32, path: u64, flags: u32, mode: u32) -> Outcome {
         let writes = if truncates { W_OK } else { 0 };
         permission::check(&*place.node, wanted_by(flags) | writes)?;
     }
+    if truncates && !is_new {
+        permission::drop_set_ids(&*place.node)?;
+    }
     let node = place.node.open(flags)?.unwrap_or_else(|| place.node.clone());
     super::proc::remember(&place);
     let opened = node.clone();

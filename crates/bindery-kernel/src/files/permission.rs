@@ -82,6 +82,32 @@ pub fn check_owner(node: &dyn Node) -> Result<(), Errno> {
     if is_owner(node) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
+/// Clears the bits by which a program would run as its owner or its group, because the running
+/// thread is about to change the program. `CAP_FSETID` keeps them.
+///
+/// # Errors
+/// Those of [`Node::change`].
+pub fn drop_set_ids(node: &dyn Node) -> Result<(), Errno> {
+    if node.kind() != Kind::Regular {
+        return Ok(());
+    }
+    let (mode, (_, group)) = node.permissions();
+    if mode & (SET_USER | SET_GROUP) == 0 {
+        return Ok(());
+    }
+    let who = credentials();
+    if who.can(Capability::FileSetId) {
+        return Ok(());
+    }
+    // Set-group-ID without execution by the group has another meaning.
+    let keeps_group = mode & 0o010 == 0 && who.is_in_group(group);
+    let lost = if keeps_group { SET_USER } else { SET_USER | SET_GROUP };
+    match mode & !lost {
+        same if same == mode => Ok(()),
+        mode => node.change(&Change { mode: Some(mode), ..Change::default() }),
+    }
+}
+
 /// Changes owner and group. The superuser may choose any; the owner may choose only one of their
 /// own groups. Clears the bits by which a program would run as the owner.
 ///

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use bindery::Object;
-use linux_raw_sys::general::{O_RDONLY, X_OK};
+use linux_raw_sys::general::{O_RDONLY, R_OK, X_OK};
 
 use crate::errno::Errno;
 use crate::platform::Machine;
@@ -21,6 +21,9 @@ pub struct Program {
     pub object: Object<'static, Machine>,
     /// The program's absolute path.
     pub path: Vec<u8>,
+    /// Whether the caller may read the file. Otherwise the user's other processes must not read the
+    /// contents from the program's memory.
+    pub is_readable: bool,
     /// The user as whom the program runs (set-user-ID), if not the caller.
     pub set_user: Option<u32>,
     /// The group with which the program runs (set-group-ID), if not the caller's.
@@ -61,6 +64,7 @@ fn program(place: Arc<Place>) -> Result<Program, Errno> {
             Ok(Program {
                 object,
                 path: place.path(),
+                is_readable: permission::check(&*place.node, R_OK).is_ok(),
                 set_user: sets(permission::SET_USER, owner.0),
                 set_group: sets(permission::SET_GROUP | 0o010, owner.1),
             })

@@ -14,6 +14,7 @@ use super::attributes::{Kind, Patience};
 use super::descriptor::{Description, Files};
 use super::manner::{self, Manner, Start};
 use super::node::Node;
+use super::permission;
 use super::segments::{CALL_MAX, Segments};
 
 /// The maximum size of a call's buffer in the kernel, in bytes.
@@ -233,6 +234,9 @@ pub fn write(descriptor: i32, segments: &Segments, start: Start, flags: u32) -> 
         return Ok(0);
     }
     let Manner { patience, appends } = Manner::new(&description, flags)?;
+    if segments.total() > 0 {
+        permission::drop_set_ids(node)?;
+    }
     match start {
         Start::At(_) if appends => append(node, segments, patience).map(|(_, count)| count),
         Start::At(at) => drain(node, at, segments, patience),
@@ -336,6 +340,15 @@ pub fn copy(
     to: (&Description, u64),
     count: u64,
 ) -> Outcome {
+    if call == Copying::Range {
+        let kinds = [from.0.node.kind(), to.0.node.kind()];
+        if kinds.contains(&Kind::Directory) {
+            return Err(Errno::EISDIR);
+        }
+        if kinds != [Kind::Regular; 2] {
+            return Err(Errno::EINVAL);
+        }
+    }
     let (source, target) = (from.0.readable()?, to.0.writable()?);
     if source.kind() == Kind::Directory {
         return Err(Errno::EINVAL);
@@ -354,6 +367,7 @@ pub fn copy(
     if call == Copying::Range && do_overlap(source, source_at, target, target_at, count) {
         return Err(Errno::EINVAL);
     }
+    permission::drop_set_ids(target)?;
     let mut piece = buffer(count)?;
     let mut done = 0;
     while done < count {

@@ -19,7 +19,7 @@ use crate::{heap, user};
 use super::signal::{Alternate, MAXIMUM, ThreadSignals};
 use super::state::{ProcessParts, State};
 use super::table::{self, Counted};
-use super::{Process, Thread, end, scheduler, signal};
+use super::{Capability, Process, Thread, end, scheduler, signal};
 
 /// Resets all handlers of the child (`clone3`).
 const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
@@ -120,8 +120,11 @@ impl Wanted {
         let half_thread = self.has(CLONE_THREAD) && !self.has(CLONE_SIGHAND);
         let odd = self.has(CLONE_PIDFD) && (self.has(CLONE_THREAD) || self.has(CLONE_DETACHED))
             || self.has(CLONE_SIGHAND) && self.flags & CLONE_CLEAR_SIGHAND != 0;
+        let one_place = self.has(CLONE_PIDFD)
+            && self.has(CLONE_PARENT_SETTID)
+            && self.descriptor_at == self.parent_id_at;
         let signal = self.exit_signal > MAXIMUM;
-        if unknown || without_memory || half_thread || odd || signal {
+        if unknown || without_memory || half_thread || odd || one_place || signal {
             Err(Errno::EINVAL)
         } else {
             Ok(())
@@ -166,21 +169,22 @@ fn read_growing<const N: usize>(at: u64, size: u64, least: u64) -> Result<[u64; 
 pub(super) fn clone(wanted: Wanted, registers: &Registers) -> Outcome {
     wanted.check()?;
     let parent = scheduler::current_thread();
+    let who = parent.credentials();
+    let user = who.user.real;
+    let exempt = user == 0 || who.can(Capability::Resource) || who.can(Capability::Admin);
+    let most = (!exempt).then(|| parent.process.limit(RLIMIT_NPROC).current);
     if wanted.has(CLONE_THREAD) {
-        let number = table::new_id(Counted::Thread)?;
+        let number = table::new_id(Counted::Thread, user, most)?;
         let id = number.id();
         let thread = new_thread(&parent, &parent.process, id, &wanted, registers)?;
         announce(&thread, &wanted);
         begin(&parent, &thread)?;
         return Ok(u64::from(id));
     }
-    let limit = parent.process.limit(RLIMIT_NPROC).current;
-    if table::all().len() as u64 >= limit {
-        return Err(Errno::EAGAIN);
-    }
-    let number = table::new_id(Counted::Process).or_else(|errno| {
+    let new_id = || table::new_id(Counted::Process, user, most);
+    let number = new_id().or_else(|errno| {
         end::bury_orphans();
-        if errno == Errno::EAGAIN { table::new_id(Counted::Process) } else { Err(errno) }
+        if errno == Errno::EAGAIN { new_id() } else { Err(errno) }
     })?;
     let id = number.id();
     let process = new_process(&parent.process, id, &wanted)?;

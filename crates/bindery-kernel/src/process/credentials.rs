@@ -23,6 +23,7 @@ pub enum Capability {
     DacOverride = 1,
     DacReadSearch = 2,
     FileOwner = 3,
+    FileSetId = 4,
     Kill = 5,
     SetGroup = 6,
     SetUser = 7,
@@ -82,6 +83,8 @@ pub struct Credentials {
     pub permitted: u64,
     /// The inheritable capabilities.
     pub inheritable: u64,
+    /// Whether programs give the thread no other rights (`PR_SET_NO_NEW_PRIVS`).
+    pub no_new_privileges: bool,
 }
 
 impl Credentials {
@@ -94,6 +97,7 @@ impl Credentials {
             effective: ALL,
             permitted: ALL,
             inheritable: 0,
+            no_new_privileges: false,
         }
     }
 
@@ -128,6 +132,7 @@ impl Credentials {
     /// set-group-ID bit (`group`).
     pub fn at_exec(&self, owner: Option<u32>, group: Option<u32>) -> Self {
         let mut new = self.clone();
+        let (owner, group) = if self.no_new_privileges { (None, None) } else { (owner, group) };
         new.user.effective = owner.unwrap_or(self.user.effective);
         new.group.effective = group.unwrap_or(self.group.effective);
         for ids in [&mut new.user, &mut new.group] {
@@ -207,7 +212,7 @@ pub fn may_look_into(process: &Process) -> bool {
 
 /// Whether the running thread, with the credentials `who`, this user and group and these
 /// capabilities, may inspect a process.
-pub(super) fn may_be_looked_into(
+fn may_be_looked_into(
     process: &Process,
     who: &Credentials,
     (user, group): (u32, u32),
@@ -220,6 +225,13 @@ pub(super) fn may_be_looked_into(
     let same = other.user.are(user) && other.group.are(group);
     let is_open = process.is_dumpable() && other.permitted & !capabilities == 0;
     who.can(Capability::Trace) || same && is_open
+}
+
+/// Whether the running process may read and write the memory of another. (Linux:
+/// `ptrace_may_access` with `PTRACE_MODE_ATTACH_REALCREDS`.)
+pub(super) fn may_use_memory_of(process: &Process) -> bool {
+    let who = credentials();
+    may_be_looked_into(process, &who, (who.user.real, who.group.real), who.permitted)
 }
 
 /// Refuses a signal that the running thread may not send.

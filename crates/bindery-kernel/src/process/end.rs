@@ -195,7 +195,7 @@ pub(super) fn about_end(process: &Process, signal: u32, status: u32) -> Informat
         signal => (code::KILLED, signal),
     };
     let time = process.processor_time() / (time::SECOND / 100);
-    Information::new(signal, code, [u64::from(process.id), u64::from(value), time, 0])
+    Information::of_child(signal, code, process, value, time)
 }
 
 /// Removes the record of a process that has ended.

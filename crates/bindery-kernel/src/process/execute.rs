@@ -67,7 +67,7 @@ fn first_process(path: &[u8]) -> Result<Arc<Thread>, Errno> {
     let limits = limits::Limits::default();
     let program = files::open_program(&files, AT_FDCWD, path)?;
     let loaded = prepare(&files, program, &mut words, &limits, None)?;
-    let number = table::new_id(Counted::Process)?;
+    let number = table::new_id(Counted::Process, 0, None)?;
     let id = number.id();
     let process = Process::new(
         id,
@@ -214,9 +214,8 @@ fn become_program(
     // Nothing sleeps from here until the process has the rights of its program. Otherwise:
     // 1. A program of root that a user runs would have its new memory but still the user's rights.
     // 2. Another process of the user could then write to that memory (`process_vm_writev`).
-    let is_secure = loaded.who.is_secure();
     credentials::commit(loaded.who);
-    process.set_dumpable(!is_secure);
+    process.set_dumpable(loaded.is_dumpable);
     *process.facts.lock() = loaded.facts;
     {
         let mut state = process.state.lock();

@@ -24,7 +24,7 @@ use crate::memory::Space;
 use crate::sync::Mutex;
 use crate::{heap, user};
 
-use super::{Interrupted, Thread, WaitQueue, clock, scheduler};
+use super::{Interrupted, Thread, WaitQueue, clock, credentials, scheduler};
 
 /// The key of a word, the same for all processes that can access it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -61,7 +61,8 @@ pub(super) fn futex(arguments: [u64; 6]) -> Outcome {
     let scope = if operation & FUTEX_PRIVATE_FLAG != 0 { Scope::Private } else { Scope::Any };
     let realtime = operation & FUTEX_CLOCK_REALTIME != 0;
     let command = operation & !(FUTEX_PRIVATE_FLAG | FUTEX_CLOCK_REALTIME);
-    if realtime && command != FUTEX_WAIT_BITSET && command != FUTEX_WAIT {
+    // The time of `FUTEX_WAIT` is relative, so it has no clock.
+    if realtime && command != FUTEX_WAIT_BITSET {
         return Err(Errno::ENOSYS);
     }
     let count = |value: u32| usize::try_from(value as i32).map_err(|_| Errno::EINVAL);
@@ -335,6 +336,9 @@ pub(super) fn get_robust_list(id: u64, head_at: u64, length_at: u64) -> Outcome 
         0 => scheduler::current_thread(),
         id => super::table::find_thread(id).ok_or(Errno::ESRCH)?,
     };
+    if !credentials::may_use_memory_of(&thread.process) {
+        return Err(Errno::EPERM);
+    }
     user::write(length_at, &24_u64)?;
     user::write(head_at, &thread.robust_list.load(Ordering::Relaxed))?;
     Ok(0)

@@ -17,12 +17,9 @@ use crate::memory::{Space, memory};
 use crate::options::RELEASE;
 use crate::{time, user};
 
-use super::credentials::may_be_looked_into;
+use super::credentials::{Credentials, commit, credentials, may_use_memory_of};
 use super::signal::MAXIMUM;
-use super::{
-    Capability, Process, Thread, all, cpus, credentials, find, may_look_into, name, scheduler,
-    table,
-};
+use super::{Capability, Process, Thread, all, cpus, find, may_look_into, name, scheduler, table};
 
 /// The referent of a pidfd.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,13 +98,6 @@ pub fn space_of(id: u32) -> Result<Arc<Space>, Errno> {
     if may_use_memory_of(&process) { Ok(space) } else { Err(Errno::EPERM) }
 }
 
-/// Whether the running process may read and write the memory of another. (Linux:
-/// `ptrace_may_access` with `PTRACE_MODE_ATTACH_REALCREDS`.)
-fn may_use_memory_of(process: &Process) -> bool {
-    let who = credentials();
-    may_be_looked_into(process, &who, (who.user.real, who.group.real), who.permitted)
-}
-
 /// The process with this number; 0 is the running one.
 fn process(id: u64) -> Result<Arc<Process>, Errno> {
     match id as u32 {
@@ -183,12 +173,17 @@ pub(super) fn prctl(what: u64, arguments: [u64; 4]) -> Outcome {
             let signal = process.state.lock().parent_end_signal;
             user::write(argument, &signal)?;
         }
-        PR_GET_NO_NEW_PRIVS => {}
+        PR_GET_NO_NEW_PRIVS if arguments == [0; 4] => {
+            return Ok(credentials().no_new_privileges.into());
+        }
         PR_GET_DUMPABLE => return Ok(process.is_dumpable().into()),
         PR_SET_DUMPABLE if argument <= 1 => process.set_dumpable(argument == 1),
         // A process never loses a capability permanently.
         PR_CAPBSET_READ if argument <= 40 => return Ok(1),
-        PR_SET_NO_NEW_PRIVS if argument == 1 => {}
+        PR_SET_NO_NEW_PRIVS if arguments == [1, 0, 0, 0] => {
+            let new = Credentials { no_new_privileges: true, ..credentials() };
+            commit(new);
+        }
         _ => return Err(Errno::EINVAL),
     }
     Ok(0)
@@ -232,6 +227,18 @@ fn thread_of(id: u64) -> Result<Arc<Thread>, Errno> {
     }
 }
 
+/// Refuses to schedule another user's thread.
+///
+/// # Errors
+/// `EPERM`.
+fn check_scheduling(thread: &Thread) -> Result<(), Errno> {
+    let (who, other) = (credentials(), thread.credentials().user);
+    if [other.real, other.effective].contains(&who.user.effective) {
+        return Ok(());
+    }
+    who.demand(Capability::Nice)
+}
+
 /// `sched_getaffinity(2)`.
 pub(super) fn sched_getaffinity(id: u64, length: u64, at: u64) -> Outcome {
     if (length as u32) < 8 || !length.is_multiple_of(8) {
@@ -244,10 +251,12 @@ pub(super) fn sched_getaffinity(id: u64, length: u64, at: u64) -> Outcome {
 
 /// `sched_setaffinity(2)`: accepts any set with a CPU that is online.
 pub(super) fn sched_setaffinity(id: u64, length: u64, at: u64) -> Outcome {
-    let thread = thread_of(id)?;
     let mut bytes = [0; 8];
     let length = (length as usize).min(bytes.len());
     user::read_bytes(at, &mut bytes[..length])?;
+    // Looked up only now, because the thread may get other rights during the copy.
+    let thread = thread_of(id)?;
+    check_scheduling(&thread)?;
     let wanted = u64::from_le_bytes(bytes) & cpus::online();
     if wanted == 0 {
         return Err(Errno::EINVAL);
@@ -263,10 +272,12 @@ pub(super) fn sched_getscheduler(id: u64) -> Outcome {
 
 /// `sched_setscheduler(2)`.
 pub(super) fn sched_setscheduler(id: u64, policy: u64, at: u64) -> Outcome {
-    thread_of(id)?;
     let priority = user::read::<i32>(at)?;
+    let thread = thread_of(id)?;
     match policy as u32 {
-        SCHED_NORMAL | SCHED_BATCH | SCHED_IDLE if priority == 0 => Ok(0),
+        SCHED_NORMAL | SCHED_BATCH | SCHED_IDLE if priority == 0 => {
+            check_scheduling(&thread).map(|()| 0)
+        }
         // No thread may have priority over all others.
         1 | 2 => Err(Errno::EPERM),
         _ => Err(Errno::EINVAL),

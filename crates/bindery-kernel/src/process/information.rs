@@ -1,6 +1,6 @@
 //! The information that a signal carries.
 
-use super::scheduler;
+use super::{Process, scheduler};
 
 /// The sender of a signal (`si_code`).
 pub(super) mod code {
@@ -41,6 +41,20 @@ impl Information {
         let thread = scheduler::current();
         let (sender, user) = (thread.process.id, thread.credentials().user.real);
         Self::new(signal, code, [u64::from(sender) | u64::from(user) << 32, 0, 0, 0])
+    }
+
+    /// About a child whose state has changed: its exit status or the signal, and the CPU time in
+    /// hundredths of a second.
+    pub(super) fn of_child(
+        signal: u32,
+        code: i32,
+        child: &Process,
+        status: u32,
+        time: u64,
+    ) -> Self {
+        let user = child.credentials().user.real;
+        let fields = [u64::from(child.id) | u64::from(user) << 32, u64::from(status), time, 0];
+        Self::new(signal, code, fields)
     }
 
     /// From a timer of `timer_create`, with this value.

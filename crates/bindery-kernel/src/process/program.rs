@@ -160,6 +160,8 @@ pub(super) struct Loaded {
     pub entry: u64,
     pub stack_pointer: u64,
     pub facts: ProgramFacts,
+    /// Whether other processes of the user may inspect the process.
+    pub is_dumpable: bool,
 }
 
 fn refused(error: Error) -> Errno {
@@ -243,7 +245,8 @@ pub(super) fn load(
             (AT_SECURE, who.is_secure().into()),
         ],
     )?;
-    Ok(Loaded { space, entry, stack_pointer, facts, who })
+    let is_dumpable = program.is_readable && !who.is_secure();
+    Ok(Loaded { space, entry, stack_pointer, facts, is_dumpable, who })
 }
 
 /// Reads and checks the header of a file.

@@ -454,8 +454,7 @@ fn tell_parent_of_stop(process: &Process, code: i32, status: u32) {
     let Some(parent) = process.parent() else { return };
     parent.children_changed.wake_all();
     if parent.actions().get(SIGCHLD).flags & u64::from(SA_NOCLDSTOP) == 0 {
-        let fields = [u64::from(process.id), u64::from(status), 0, 0];
-        let information = Information::new(SIGCHLD, code, fields);
+        let information = Information::of_child(SIGCHLD, code, process, status, 0);
         let _ = send_information(&parent, None, information); // a standard signal finds room
     }
 }

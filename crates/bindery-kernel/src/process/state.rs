@@ -183,6 +183,15 @@ impl Process {
         self.state.lock().threads.iter().map(|thread| thread.id()).collect()
     }
 
+    /// The number of its threads that belong to this real user. An ended process counts as one.
+    pub(super) fn threads_of(&self, user: u32) -> usize {
+        let state = self.state.lock();
+        if state.threads.is_empty() {
+            return usize::from(self.credentials.lock().user.real == user);
+        }
+        state.threads.iter().filter(|thread| thread.credentials().user.real == user).count()
+    }
+
     /// CPU time of all its threads, ended ones included, in nanoseconds.
     pub fn processor_time(&self) -> u64 {
         let state = self.state.lock();

@@ -37,10 +37,19 @@ struct Table {
     processes: BTreeMap<u32, Arc<Process>>,
     threads: BTreeMap<u32, Weak<Thread>>,
     /// Reserved numbers of processes and threads in creation.
-    reserved: BTreeMap<u32, Counted>,
+    reserved: BTreeMap<u32, Reserved>,
     /// All address spaces, including those that no process has yet.
     spaces: Vec<Weak<Space>>,
     last_id: u32,
+}
+
+impl Table {
+    /// The number of a real user's threads, those in creation and processes that were not waited
+    /// for included.
+    fn threads_of(&self, user: u32) -> usize {
+        let coming = self.reserved.values().filter(|reserved| reserved.user == user).count();
+        self.processes.values().map(|process| process.threads_of(user)).sum::<usize>() + coming
+    }
 }
 
 /// The number below which new numbers lie.
@@ -97,18 +106,27 @@ impl Drop for Number {
     }
 }
 
-/// Reserves a number for a thread, or for a process and its first thread.
+/// The use of a reserved number, and the real user of the thread in creation.
+struct Reserved {
+    what: Counted,
+    user: u32,
+}
+
+/// Reserves a number for a thread, or for a process and its first thread. `most` is the maximum
+/// number of threads of the real user; `None` for none.
 ///
 /// # Errors
 /// `EAGAIN` at the limits; `ENOMEM`.
-pub(super) fn new_id(what: Counted) -> Result<Number, Errno> {
+pub(super) fn new_id(what: Counted, user: u32, most: Option<u64>) -> Result<Number, Errno> {
     heap::room(4096)?;
     let processes = options::PROCESSES.load(Ordering::Relaxed);
     let mut table = TABLE.lock();
-    let coming = table.reserved.values().filter(|what| **what == Counted::Process).count();
+    let is_process = |reserved: &&Reserved| reserved.what == Counted::Process;
+    let coming = table.reserved.values().filter(is_process).count();
     let threads = table.threads.len() + table.reserved.len();
     if what == Counted::Process && table.processes.len() + coming >= processes
         || threads >= processes.saturating_mul(THREADS_PER_PROCESS)
+        || most.is_some_and(|most| table.threads_of(user) as u64 >= most)
     {
         return Err(Errno::EAGAIN);
     }
@@ -130,7 +148,7 @@ pub(super) fn new_id(what: Counted) -> Result<Number, Errno> {
         }
         if !used(&table, id) {
             table.last_id = id;
-            table.reserved.insert(id, what);
+            table.reserved.insert(id, Reserved { what, user });
             return Ok(Number(id));
         }
     }

@@ -78,10 +78,7 @@ pub(super) fn waitid(kind: u64, id: u64, at: u64, options: u64, usage_at: u64) -
     if at != 0 {
         let mut bytes = [0; 128];
         if let Some((child, news)) = &found {
-            let of = |code, value| {
-                let fields = [u64::from(child.id), u64::from(value), 0, 0];
-                Information::new(SIGCHLD, code, fields)
-            };
+            let of = |code, value| Information::of_child(SIGCHLD, code, child, value, 0);
             bytes = match *news {
                 News::Ended(status) => end::about_end(child, SIGCHLD, status),
                 News::Stopped(signal) => of(code::STOPPED, signal),

@@ -24,7 +24,7 @@ const EXECUTE_BY_ALL: u32 = 0o111;
 pub fn shmat<'m, P: Platform>(
     segments: &'m Segments<'m, P>,
     space: &AddressSpace<'m, P>,
-    user: &IpcUser,
+    user: &IpcUser<'_>,
     [id, at, flags]: [u64; 3],
 ) -> i64 {
     raw(attach(segments, space, user, id as i32, at, flags as u32))
@@ -42,7 +42,7 @@ pub fn shmdt<P: Platform>(space: &AddressSpace<'_, P>, at: u64) -> i64 {
 fn attach<'m, P: Platform>(
     segments: &'m Segments<'m, P>,
     space: &AddressSpace<'m, P>,
-    user: &IpcUser,
+    user: &IpcUser<'_>,
     id: i32,
     at: u64,
     flags: u32,
@@ -103,7 +103,7 @@ impl<'m, P: Platform> Attaching<'m, P> {
     fn begin(
         segments: &'m Segments<'m, P>,
         id: u32,
-        user: &IpcUser,
+        user: &IpcUser<'_>,
         wanted: u32,
     ) -> Result<Self, Errno> {
         segments.change(id, |segment| {

@@ -34,7 +34,7 @@ const STATUS_WORDS: usize = 14;
 pub fn shmctl<'m, P: Platform>(
     segments: &Segments<'m, P>,
     space: &AddressSpace<'_, P>,
-    user: &IpcUser,
+    user: &IpcUser<'_>,
     locking: &SegmentLocking<'m>,
     [id, command, buffer]: [u64; 3],
 ) -> i64 {
@@ -49,7 +49,7 @@ pub fn shmctl<'m, P: Platform>(
 fn control<P: Platform>(
     segments: &Segments<'_, P>,
     space: &AddressSpace<'_, P>,
-    user: &IpcUser,
+    user: &IpcUser<'_>,
     id: u32,
     command: i32,
     buffer: VirtAddr,
@@ -135,7 +135,7 @@ impl Usage {
 /// `IPC_SET`: sets owner and permissions from a `struct shmid_ds`, passed as words.
 fn set_owner_and_mode<P: Platform>(
     segments: &Segments<'_, P>,
-    user: &IpcUser,
+    user: &IpcUser<'_>,
     id: u32,
     words: &[u64; STATUS_WORDS],
 ) -> Outcome {

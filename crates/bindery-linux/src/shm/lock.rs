@@ -78,7 +78,11 @@ impl SegmentLocking<'_> {
     }
 
     /// Returns `EPERM` unless the caller may lock and unlock the segment.
-    fn check<P: Platform>(&self, user: &IpcUser, segment: &Segment<'_, P>) -> Result<(), Errno> {
+    fn check<P: Platform>(
+        &self,
+        user: &IpcUser<'_>,
+        segment: &Segment<'_, P>,
+    ) -> Result<(), Errno> {
         if self.privileged || segment.is_of(user) { Ok(()) } else { Err(Errno::EPERM) }
     }
 }
@@ -86,7 +90,7 @@ impl SegmentLocking<'_> {
 /// `SHM_LOCK`. An already locked segment stays charged to the same account.
 pub(super) fn lock<'m, P: Platform>(
     segments: &Segments<'m, P>,
-    user: &IpcUser,
+    user: &IpcUser<'_>,
     locking: &SegmentLocking<'m>,
     id: u32,
 ) -> Outcome {
@@ -107,7 +111,7 @@ pub(super) fn lock<'m, P: Platform>(
 /// `SHM_UNLOCK`.
 pub(super) fn unlock<'m, P: Platform>(
     segments: &Segments<'m, P>,
-    user: &IpcUser,
+    user: &IpcUser<'_>,
     locking: &SegmentLocking<'m>,
     id: u32,
 ) -> Outcome {
@@ -124,7 +128,7 @@ pub(super) fn unlock<'m, P: Platform>(
 /// Changes a segment if the caller may lock and unlock it.
 fn change<'m, P: Platform>(
     segments: &Segments<'m, P>,
-    user: &IpcUser,
+    user: &IpcUser<'_>,
     locking: &SegmentLocking<'m>,
     id: u32,
     change: impl FnOnce(&mut Segment<'m, P>) -> Result<(), Errno>,

@@ -177,7 +177,7 @@ impl<'m, P: Platform> Segments<'m, P> {
         }
     }
 
-    fn get(&'m self, user: &IpcUser, key: i32, size: u64, flags: u32) -> Outcome {
+    fn get(&'m self, user: &IpcUser<'_>, key: i32, size: u64, flags: u32) -> Outcome {
         let _making = self.making.lock();
         let mut slots = self.slots.lock();
         if key != 0 {
@@ -301,7 +301,7 @@ impl<P: Platform> fmt::Debug for Segments<'_, P> {
 /// Context: may sleep. Complexity: linear in the slots.
 pub fn shmget<'m, P: Platform>(
     segments: &'m Segments<'m, P>,
-    user: &IpcUser,
+    user: &IpcUser<'_>,
     [key, size, flags]: [u64; 3],
 ) -> i64 {
     raw(segments.get(user, key as i32, size, flags as u32))

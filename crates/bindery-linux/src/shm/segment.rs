@@ -21,13 +21,21 @@ pub(super) const LOCKED: u32 = 0o2000;
 /// assert_eq!(root.user, 0);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct IpcUser {
+pub struct IpcUser<'a> {
     /// The effective user.
     pub user: u32,
     /// The effective group.
     pub group: u32,
+    /// The supplementary groups.
+    pub groups: &'a [u32],
     /// Whether the caller is exempt from permissions (`CAP_IPC_OWNER`, `CAP_SYS_ADMIN`).
     pub privileged: bool,
+}
+
+impl IpcUser<'_> {
+    fn is_in(&self, group: u32) -> bool {
+        self.group == group || self.groups.contains(&group)
+    }
 }
 
 /// Room for one segment ([`super::Segments::new`]).
@@ -93,11 +101,11 @@ pub(super) struct Segment<'m, P: Platform> {
 impl<P: Platform> Segment<'_, P> {
     /// Returns `EACCES` unless the mode grants `user` the permissions in any triple of `wanted`, or
     /// the user is privileged. (Linux: `ipcperms`.)
-    pub(super) fn check(&self, user: &IpcUser, wanted: u32) -> Result<(), Errno> {
+    pub(super) fn check(&self, user: &IpcUser<'_>, wanted: u32) -> Result<(), Errno> {
         let wanted = wanted >> 6 | wanted >> 3 | wanted;
         let granted = if self.is_of(user) {
             self.mode >> 6
-        } else if user.group == self.owner.1 || user.group == self.creator.1 {
+        } else if user.is_in(self.owner.1) || user.is_in(self.creator.1) {
             self.mode >> 3
         } else {
             self.mode
@@ -107,12 +115,12 @@ impl<P: Platform> Segment<'_, P> {
     }
 
     /// Returns `EPERM` unless the user may change the segment.
-    pub(super) fn check_owner(&self, user: &IpcUser) -> Result<(), Errno> {
+    pub(super) fn check_owner(&self, user: &IpcUser<'_>) -> Result<(), Errno> {
         if self.is_of(user) || user.privileged { Ok(()) } else { Err(Errno::EPERM) }
     }
 
     /// Whether the user is the owner or the creator.
-    pub(super) fn is_of(&self, user: &IpcUser) -> bool {
+    pub(super) fn is_of(&self, user: &IpcUser<'_>) -> bool {
         user.user == self.owner.0 || user.user == self.creator.0
     }
 }

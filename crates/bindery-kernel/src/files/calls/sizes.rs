@@ -89,13 +89,19 @@ pub(super) fn synchronize_range(descriptor: i32, start: i64, length: i64, flags:
     }
 }
 
+/// Calls `act` with the object of a file whose contents it changes.
 fn with_object(descriptor: i32, pipes: Pipes, act: impl FnOnce(&OpenFile) -> Outcome) -> Outcome {
     let description = get(descriptor)?;
     if description.flags() & nr::O_PATH != 0 {
         return Err(Errno::EBADF);
     }
     match description.open_file() {
-        Ok(file) => act(&file),
+        Ok(file) => {
+            if file.access.contains(FileAccess::WRITE) {
+                permission::drop_set_ids(&*description.node)?;
+            }
+            act(&file)
+        }
         Err(_) if pipes == Pipes::CannotSeek && is_pipe(&description) => Err(Errno::ESPIPE),
         Err(_) => Err(Errno::EINVAL),
     }
@@ -141,5 +147,6 @@ pub(super) fn truncate(path: u64, length: i64) -> Outcome {
     let node = opened.as_ref().unwrap_or(&place.node);
     let object = node.object().ok_or(Errno::EINVAL)?.clone();
     let access = file_access(O_RDWR);
+    permission::drop_set_ids(&*place.node)?;
     resize(&OpenFile { object, access }, length)
 }
