@@ -119,6 +119,13 @@ int main(void) {
     NEED(pipe(ends) == 0);
     limit_to(0);
     GIVES(write(ends[1], bytes, 100), 100, "a pipe has no limit");
+    NEED(read(ends[0], bytes, 100) == 100 && write(ends[1], bytes, 9000) == 9000);
+    limit_to(LIMIT);
+    loff_t place = LIMIT - 1000;
+    EQUAL(splice(ends[0], 0, source, &place, 9000, 0), 1000, "splice is cut");
+    REFUSED(splice(ends[0], 0, source, &place, 9000, 0), "splice at the limit");
+    EQUAL(read(ends[0], bytes, 9000), 8000, "the pipe keeps the rest");
+    FAILS(splice(ends[0], 0, source, &place, 1, SPLICE_F_NONBLOCK), EAGAIN, "an empty pipe comes first");
     limit_to(RLIM_INFINITY);
     DIES(SIGXFSZ, "who does not catch the signal ends", {
         signal(SIGXFSZ, SIG_DFL);

@@ -57,8 +57,8 @@ int main(void) {
     struct timespec bad = {0, 1000000000};
     FAILS(test_futex(&word, FUTEX_WAIT, 0, &bad, 0, 0), EINVAL, "wait: a bad time");
     FAILS(test_futex(&word, FUTEX_WAIT, 0, test_wild(8), 0, 0), EFAULT, "wait: a bad pointer to the time");
-    clock_gettime(CLOCK_MONOTONIC, &time);
     start = test_now();
+    clock_gettime(CLOCK_MONOTONIC, &time);
     time.tv_nsec += 20000000;
     if (time.tv_nsec >= 1000000000)
         time.tv_sec++, time.tv_nsec -= 1000000000;
@@ -72,6 +72,7 @@ int main(void) {
     FAILS(test_futex(&word, FUTEX_WAIT_BITSET | FUTEX_REALTIME, 0, &time, 0, -1), ETIMEDOUT,
           "wait: absolute timeout of the real-time clock");
     FAILS(test_futex(&word, FUTEX_WAIT_BITSET, 0, 0, 0, 0), EINVAL, "wait: no bits");
+    FAILS(test_futex(&word, FUTEX_WAIT | FUTEX_REALTIME, 1, 0, 0, 0), ENOSYS, "wait: a relative time has no clock");
 
     for (int index = 0; index < 10; index++)
         NEED(pthread_create(&threads[index], 0, wait_once, 0) == 0);

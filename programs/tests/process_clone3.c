@@ -29,6 +29,14 @@ static long at_end(const struct arguments *arguments, size_t there, size_t size)
 
 static long with(struct arguments arguments) { return make(&arguments, KNOWN); }
 
+// By clone, which has one place for a number and a descriptor.
+static long old_way(unsigned long flags, int *place) {
+    long child = syscall(SYS_clone, flags, 0, place, 0, 0);
+    if (child == 0)
+        _exit(0);
+    return child;
+}
+
 int main(void) {
     test_start();
     char *memory = test_map(3 * PAGE);
@@ -79,5 +87,13 @@ int main(void) {
     FAILS(with(odd), EINVAL, "the size of a stack that is nowhere");
     odd = plain, odd.stack = (uintptr_t)memory;
     FAILS(with(odd), EINVAL, "a stack without a size");
+
+    enum { BOTH = 0x1000 | 0x100000 }; // CLONE_PIDFD, CLONE_PARENT_SETTID
+    int places[2];
+    odd = plain, odd.flags = BOTH, odd.pidfd = odd.parent_tid = (uintptr_t)&places[0];
+    FAILS(with(odd), EINVAL, "one place for a descriptor and a number");
+    odd.pidfd = (uintptr_t)&places[1];
+    CHECK(with(odd) > 0, "a place for each");
+    FAILS(old_way(BOTH | SIGCHLD, places), EINVAL, "clone has only one place for both");
     return test_end();
 }

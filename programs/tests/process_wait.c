@@ -58,6 +58,19 @@ int main(void) {
     EQUAL(waitid(P_PID, child, &info, WEXITED), 0, "waitid after WNOWAIT");
     FAILS(waitid(P_PID, child, &info, WEXITED), ECHILD, "and then it is gone");
 
+    const idtype_t by_descriptor = 3; // P_PIDFD
+    child = CHILD(pause());
+    int handle = syscall(434, child, O_NONBLOCK); // pidfd_open
+    NEED(handle >= 0);
+    FAILS(waitid(by_descriptor, handle, &info, WEXITED), EAGAIN, "a pidfd with O_NONBLOCK: nobody waits");
+    EQUAL(waitid(by_descriptor, handle, &info, WEXITED | WNOHANG), 0, "unless the caller asks for that");
+    kill(child, SIGKILL);
+    while (waitid(by_descriptor, handle, &info, WEXITED) < 0 && errno == EAGAIN)
+        test_sleep(1);
+    CHECK(info.si_pid == child && info.si_code == CLD_KILLED, "its end is reported");
+    FAILS(waitid(by_descriptor, handle, &info, WEXITED), ECHILD, "once");
+    close(handle);
+
     // The most memory that a child, or a child of it, has had at a time, though it gave it back.
     child = CHILD({
         pid_t grandchild = CHILD(take_and_give_back(24));

@@ -66,6 +66,10 @@ static void refusals(void) {
     int append = open("splice.txt", O_WRONLY | O_APPEND);
     NEED(write(one[1], "x", 1) == 1);
     FAILS(splice(one[0], 0, append, 0, 1, 0), EINVAL, "splice: a file opened to append");
+    offset = 0;
+    FAILS(syscall(SYS_copy_file_range, one[0], 0, file, &offset, 1, 0), EINVAL, "copy_file_range: a pipe");
+    FAILS(syscall(SYS_copy_file_range, file, &offset, one[1], 0, 1, 0), EINVAL, "copy_file_range: to a pipe");
+    FAILS(syscall(SYS_copy_file_range, folder, 0, file, 0, 1, 0), EISDIR, "copy_file_range: a folder");
     FAILS(tee(one[0], one[1], 1, 0), EINVAL, "tee: a pipe to itself");
     FAILS(tee(file, other[1], 1, 0), EINVAL, "tee: a file");
     FAILS(tee(one[0], other[1], 1, 16), EINVAL, "tee: flags");

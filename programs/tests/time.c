@@ -51,6 +51,31 @@ static void count_faults(void) {
     CHECK(minor_faults(RUSAGE_CHILDREN) - children >= PAGES, "and those of a child");
 }
 
+static long read_clock(unsigned id) {
+    struct timespec now;
+    return syscall(SYS_clock_gettime, id, &now);
+}
+
+// Clocks of processor time by the number of a process or a thread.
+static void clocks_by_number(void) {
+    enum { SCHEDULED = 2, OF_FILE = 3, OF_THREAD = 4 };
+    const unsigned caller = ~0u << 3;
+    WORKS(read_clock(caller | SCHEDULED), "the number 0 means the caller's process");
+    WORKS(read_clock(caller | SCHEDULED | OF_THREAD), "and the caller's thread");
+    FAILS(read_clock(caller | OF_FILE), EINVAL, "a clock of a file");
+    FAILS(read_clock(caller | OF_FILE | OF_THREAD), EINVAL, "an unknown clock of a thread");
+    pid_t child = CHILD(pause());
+    unsigned other = ~(unsigned)child << 3 | SCHEDULED;
+    WORKS(read_clock(other), "the clock of another process");
+    FAILS(read_clock(other | OF_THREAD), EINVAL, "the clock of its thread");
+    kill(child, SIGKILL);
+    test_wait(child);
+    struct timespec time = {0, 1};
+    FAILS(syscall(SYS_clock_settime, CLOCK_REALTIME, &time), EINVAL, "a real time before the start");
+    time.tv_sec = 9223372036 - 30 * 365 * 86400LL;
+    FAILS(syscall(SYS_clock_settime, CLOCK_REALTIME, &time), EINVAL, "a real time near the last one");
+}
+
 int main(void) {
     test_start();
     int before = test_failures;
@@ -131,6 +156,7 @@ int main(void) {
     EQUAL(getrusage(RUSAGE_CHILDREN, &usage), 0, "getrusage of children");
     FAILS(syscall(SYS_getrusage, 77, &usage), EINVAL, "getrusage: of whom?");
     count_faults();
+    clocks_by_number();
 
     // Sleepers wake in the order of their times, not of their start.
     int pipes[2];

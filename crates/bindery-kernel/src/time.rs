@@ -54,7 +54,7 @@ pub fn real_time() -> u64 {
     now() + REAL_TIME_OFFSET.load(Ordering::Relaxed)
 }
 
-/// Sets the time of day.
+/// Sets the time of day, which is not below [`now`].
 pub fn set_real_time(nanoseconds: u64) {
     REAL_TIME_OFFSET.store(nanoseconds.saturating_sub(now()), Ordering::Relaxed);
 }

@@ -62,7 +62,8 @@ mod transfer;
 mod tree;
 mod userfault;
 
-pub use calls::{insert_process, process_behind};
+pub use attributes::Patience;
+pub use calls::{insert_process, process_behind, process_to_wait_for};
 pub use console::listen;
 pub use descriptor::{Files, Inherited};
 pub use node::Mappable;

@@ -11,7 +11,9 @@ use crate::{heap, process, user};
 
 use super::attributes::{Kind, Patience};
 use super::descriptor::{Description, Files};
+use super::manner::within_limit;
 use super::node::Node;
+use super::permission;
 use super::pipe::{self, CAPACITY, Pipe};
 use super::segments::Segments;
 use super::transfer::fill;
@@ -69,7 +71,10 @@ pub fn splice(from: (i32, u64), to: (i32, u64), count: u64, flags: u32) -> Outco
             let patience = patience(flags, &[&source]);
             at_offset(&target, to.1, |at| {
                 from_pipe(pipe, count, patience, |done, bytes| {
-                    writes.write(at.saturating_add(done), bytes, target.patience())
+                    let at = at.saturating_add(done);
+                    permission::drop_set_ids(writes)?;
+                    let allowed = within_limit(writes, at, bytes.len() as u64)? as usize;
+                    writes.write(at, &bytes[..allowed], target.patience())
                 })
             })
         }

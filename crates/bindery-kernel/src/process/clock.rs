@@ -3,6 +3,7 @@
 //! All CPU time of a thread counts as user time, because a separate count for the kernel would need
 //! a read of the clock on each entry and exit.
 
+use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use linux_raw_sys::general::{
@@ -73,12 +74,27 @@ pub(super) fn clock(id: u64) -> Result<u64, Errno> {
     })
 }
 
-/// The clock of another process or thread, whose number is part of the clock id.
+/// The clock of a process, or of a thread of the caller's process. Its number is part of the clock
+/// id; 0 means the caller.
 fn processor_clock(id: i32) -> Result<u64, Errno> {
     const OF_THREAD: i32 = 4;
+    /// The two lowest bits choose what counts. This choice means a file instead.
+    const OF_FILE: i32 = 3;
     let number = !(id >> 3) as u32;
+    let own = scheduler::current();
+    if id & 3 == OF_FILE {
+        return Err(Errno::EINVAL);
+    }
     if id & OF_THREAD != 0 {
-        return Ok(table::find_thread(number).ok_or(Errno::EINVAL)?.processor_time());
+        let thread = match number {
+            0 => scheduler::current_thread(),
+            number => table::find_thread(number).ok_or(Errno::EINVAL)?,
+        };
+        let is_own = Arc::ptr_eq(&thread.process, &own.process);
+        return if is_own { Ok(thread.processor_time()) } else { Err(Errno::EINVAL) };
+    }
+    if number == 0 || number == own.id() {
+        return Ok(own.process.processor_time());
     }
     Ok(find(number).ok_or(Errno::EINVAL)?.processor_time())
 }
@@ -98,14 +114,24 @@ pub(super) fn clock_getres(id: u64, at: u64) -> Outcome {
     Ok(0)
 }
 
+/// The first time of day that cannot be set, because the clock must not overflow for 30 years.
+const LATEST: u64 = (i64::MAX as u64 / SECOND - 30 * 365 * 86_400) * SECOND;
+
 /// `clock_settime(2)`: only sets the time of day.
 pub(super) fn clock_settime(id: u64, at: u64) -> Outcome {
     let time = read_time(at)?;
     if id as u32 != CLOCK_REALTIME {
         return Err(Errno::EINVAL);
     }
+    if time >= LATEST {
+        return Err(Errno::EINVAL);
+    }
     super::credentials().demand(Capability::Time)?;
-    time::set_real_time(time.min(i64::MAX as u64));
+    // The power-on was not before 1970.
+    if time < time::now() {
+        return Err(Errno::EINVAL);
+    }
+    time::set_real_time(time);
     Ok(0)
 }
 

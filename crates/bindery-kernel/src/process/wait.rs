@@ -9,7 +9,8 @@ use linux_raw_sys::general::{
 };
 
 use crate::errno::{Errno, Outcome};
-use crate::{files, user};
+use crate::files::{self, Patience};
+use crate::user;
 
 use super::signal::{Information, code};
 use super::state::{Process, Report};
@@ -66,15 +67,24 @@ pub(super) fn waitid(kind: u64, id: u64, at: u64, options: u64, usage_at: u64) -
     if options & !known != 0 || options & which == 0 {
         return Err(Errno::EINVAL);
     }
+    let mut patience = Patience::Wait;
     let whose = match kind as u32 {
         P_ALL => Whose::All,
         P_PID if id as i32 > 0 => Whose::Process(id as u32),
         P_PGID if id as i32 > 0 => Whose::Group(id as u32),
         P_PGID if id as i32 == 0 => Whose::Group(scheduler::current().process.group()),
-        P_PIDFD if id as i32 >= 0 => Whose::Behind(files::process_behind(id as i32)?),
+        P_PIDFD if id as i32 >= 0 => {
+            let process;
+            (process, patience) = files::process_to_wait_for(id as i32)?;
+            Whose::Behind(process)
+        }
         _ => return Err(Errno::EINVAL),
     };
-    let found = wait(whose, options)?;
+    let at_once = if patience == Patience::None { WNOHANG } else { 0 };
+    let found = wait(whose, options | at_once)?;
+    if found.is_none() && options & WNOHANG == 0 {
+        return Err(Errno::EAGAIN);
+    }
     if at != 0 {
         let mut bytes = [0; 128];
         if let Some((child, news)) = &found {

@@ -12,6 +12,7 @@ use crate::memory::memory;
 use crate::process::Process;
 use crate::{heap, user};
 
+use super::super::attributes::Patience;
 use super::super::descriptor::at_exec;
 use super::super::descriptor::{AtExec, Description, Files};
 use super::super::event::{EventCounter, ProcessHandle, Reading};
@@ -126,5 +127,15 @@ pub fn insert_process(
 /// # Errors
 /// `EBADF`.
 pub fn process_behind(descriptor: i32) -> Result<Weak<Process>, Errno> {
-    get(descriptor)?.node.process().cloned().ok_or(Errno::EBADF)
+    process_to_wait_for(descriptor).map(|(process, _)| process)
+}
+
+/// As [`process_behind`], and whether `waitid(2)` waits for that process.
+///
+/// # Errors
+/// `EBADF`.
+pub fn process_to_wait_for(descriptor: i32) -> Result<(Weak<Process>, Patience), Errno> {
+    let description = get(descriptor)?;
+    let process = description.node.process().cloned().ok_or(Errno::EBADF)?;
+    Ok((process, description.patience()))
 }

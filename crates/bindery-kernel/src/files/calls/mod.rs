@@ -241,4 +241,4 @@ fn mount(target: u64, kind: u64) -> Outcome {
     }
 }
 
-pub use create::{insert_process, process_behind};
+pub use create::{insert_process, process_behind, process_to_wait_for};
