@@ -60,7 +60,7 @@ pub(super) fn madvise<'m, P: Platform>(
 pub(super) fn begin_madvise<'m, P: Platform>(
     process: &impl Process<'m, P>,
     [addr, length, number]: [u64; 3],
-) -> Result<PendingMadvise, Errno> {
+) -> Result<PendingMadvise<'m, P>, Errno> {
     let advice = advice(number as i32).ok_or(Errno::EINVAL)?;
     let rights = process.key_rights();
     let begun = process.space().begin_madvise(VirtAddr(addr), length, advice, rights);
@@ -84,7 +84,7 @@ pub(super) fn process_madvise<'m, P: Platform>(
 
 /// A `process_madvise` in steps, with its progress.
 #[derive(Debug)]
-pub(super) struct PendingAdvice {
+pub(super) struct PendingAdvice<'m, P: Platform> {
     arguments: [u64; 6],
     /// The validation of the whole array, which precedes all advice.
     validation: Option<Validation>,
@@ -93,7 +93,7 @@ pub(super) struct PendingAdvice {
     /// The range that is being read.
     reading: Option<PendingRange>,
     /// The length of the range that is being advised, and the rest of the advice.
-    advising: Option<(u64, PendingMadvise)>,
+    advising: Option<(u64, PendingMadvise<'m, P>)>,
     /// The address of the target's state, used only for comparison.
     target: Option<usize>,
     /// The length advised so far.
@@ -108,7 +108,7 @@ struct Validation {
     beyond: bool,
 }
 
-impl PendingAdvice {
+impl<'m, P: Platform> PendingAdvice<'m, P> {
     /// Creates the call. No range is read yet.
     pub(super) fn new(arguments: [u64; 6]) -> Result<Self, Errno> {
         let [_, _, count, _, flags, _] = arguments;
@@ -128,7 +128,7 @@ impl PendingAdvice {
 
     /// Continues until all ranges are advised or the call has to wait for a page. `found` is the
     /// target, if it is known and cannot have changed.
-    pub(super) fn step<'s, 'm, P: Platform>(
+    pub(super) fn step<'s>(
         &mut self,
         process: &'s impl Process<'m, P>,
         ready: Option<CallReady<'m, P>>,
@@ -187,7 +187,7 @@ impl PendingAdvice {
     }
 
     /// Reads the next range.
-    fn read_next<'s, 'm, P: Platform>(
+    fn read_next<'s>(
         &mut self,
         space: &'s AddressSpace<'m, P>,
         ready: Option<CallReady<'m, P>>,
@@ -204,7 +204,7 @@ impl PendingAdvice {
         Ok(step)
     }
 
-    fn end_validation<'s, 'm, P: Platform>(
+    fn end_validation<'s>(
         &mut self,
         process: &'s impl Process<'m, P>,
         validation: Validation,
@@ -224,7 +224,7 @@ impl PendingAdvice {
 
     /// The advised memory, the advice, and the caller's rights. Since the last step, the descriptor
     /// may have been closed and reused for another process.
-    fn target<'s, 'm, P: Platform>(
+    fn target<'s>(
         &mut self,
         process: &'s impl Process<'m, P>,
         found: &mut Option<&'s AddressSpace<'m, P>>,
@@ -251,7 +251,7 @@ impl PendingAdvice {
     }
 
     /// Ends with the error, or with the length advised before it.
-    fn fail<'s, 'm, P: Platform>(&mut self, error: Error) -> Result<Step<'s, 'm, P>, Errno> {
+    fn fail<'s>(&mut self, error: Error) -> Result<Step<'s, 'm, P>, Errno> {
         if self.done == 0 {
             return Err(error.errno(Operation::Madvise));
         }

@@ -17,20 +17,21 @@ use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, pro
 /// The first step performs the call up to its waits, which completes most calls. The following
 /// calls stop at each page for which they have to wait: `mmap` with `MAP_POPULATE` or `MAP_LOCKED`,
 /// `mlock`, `mlock2`, `mlockall`, `madvise` with `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`.
-/// With `MADV_PAGEOUT`, `madvise` stops at each folio for which a swap device has no free request.
-/// In locked memory, `brk`, `mremap`, `remap_file_pages`, `mprotect` and `pkey_mprotect` stop too.
-/// `msync` stops until the pager has stored the pages that a step has submitted. `mincore` and
-/// `process_madvise` stop for the pages of their arrays. Between two steps other calls may change
-/// the range, as they may during the waits of a blocking call.
+/// With `MADV_PAGEOUT`, `madvise` stops at each folio for which a swap device has no free request,
+/// and with `MADV_REMOVE`, before each mapping of which the pager stores pages. In locked memory,
+/// `brk`, `mremap`, `remap_file_pages`, `mprotect` and `pkey_mprotect` stop too. `msync` stops
+/// until the pager has stored the pages that a step has submitted. `mincore` and `process_madvise`
+/// stop for the pages of their arrays. Between two steps other calls may change the range, as they
+/// may during the waits of a blocking call.
 ///
 /// `process_madvise` asks for the process behind the pidfd in each step. If the descriptor was
 /// closed or names another process, the call ends with the length advised so far, or with `EBADF`.
 /// (Linux keeps the process until the call ends.)
 ///
 /// A step may sleep for locks, and a step that finds no memory for the call's own records reclaims.
-/// `madvise` and `process_madvise` with `MADV_REMOVE` and `MADV_COLLAPSE` perform all of their
-/// waits in the first step; `MADV_WILLNEED` waits only for a synchronous swap device, and
-/// `MADV_PAGEOUT` only for one that works in `SwapDevice::submit`.
+/// `madvise` and `process_madvise` with `MADV_COLLAPSE` perform all of their waits in the first
+/// step; `MADV_WILLNEED` waits only for a synchronous swap device, `MADV_PAGEOUT` only for one that
+/// works in `SwapDevice::submit`, and `MADV_REMOVE` only in `Pager::discard`.
 ///
 /// Dropping the value ends the call; its effects so far stay. The pager still stores the pages
 /// already submitted to it, and a swap device those of its requests.
@@ -91,8 +92,8 @@ enum Rest<'m, P: Platform> {
     Protects(PendingProtect),
     Stores(MappedWriteback<'m, P>),
     Tells(PendingMincore),
-    AdvisesHere(PendingMadvise),
-    Advises(PendingAdvice),
+    AdvisesHere(PendingMadvise<'m, P>),
+    Advises(PendingAdvice<'m, P>),
 }
 
 /// The result of [`PendingCall::step`].

@@ -26,6 +26,7 @@ mod pager_waits;
 mod pending_calls;
 mod pending_copies;
 mod pending_reads;
+mod pending_removals;
 mod pending_syncs;
 mod pending_writes;
 mod properties;

@@ -18,6 +18,7 @@ use crate::support::{GIB, MIB, audit};
 
 type A = X86_64<4>;
 type Space<'m> = AddressSpace<'m, Machine<A>>;
+type PageOut<'m> = PendingMadvise<'m, Machine<A>>;
 
 const AT: u64 = GIB;
 const PAGE: u64 = 4096;
@@ -43,7 +44,7 @@ impl Shape {
 /// them, on a device that completes nothing by itself.
 fn with_page_out(
     orders: &[u8],
-    scenario: impl Fn(&Swapping<'_, '_, A>, &'static SwapFile, Shape, PendingMadvise),
+    scenario: impl for<'m> Fn(&Swapping<'_, 'm, A>, &'static SwapFile, Shape, PageOut<'m>),
 ) {
     for sharing in SHARINGS {
         for &order in orders {
@@ -84,16 +85,16 @@ fn fill<'m>(swapping: &Swapping<'_, 'm, A>, shape: Shape) -> Option<Object<'m, M
     object
 }
 
-fn begin(swapping: &Swapping<'_, '_, A>, at: u64, pages: u64) -> PendingMadvise {
+fn begin<'m>(swapping: &Swapping<'_, 'm, A>, at: u64, pages: u64) -> PageOut<'m> {
     let (at, length) = (VirtAddr(at), pages * PAGE);
     swapping.space.begin_madvise(at, length, Advice::PageOut, KeyRights::ALL).unwrap()
 }
 
 /// Takes the steps up to the end. The device serves one request for each wait.
-fn finish(
-    swapping: &Swapping<'_, '_, A>,
+fn finish<'m>(
+    swapping: &Swapping<'_, 'm, A>,
     device: &SwapFile,
-    call: &mut PendingMadvise,
+    call: &mut PageOut<'m>,
 ) -> Result<u64, Error> {
     let (mut ready, mut waits) = (None, 0);
     while let Step::Blocked(mut wait) = call.step(swapping.space, ready.take())? {
@@ -113,7 +114,7 @@ fn finish(
 
 /// Takes the first step, which uses up all requests.
 #[track_caller]
-fn first_step(swapping: &Swapping<'_, '_, A>, device: &SwapFile, call: &mut PendingMadvise) {
+fn first_step<'m>(swapping: &Swapping<'_, 'm, A>, device: &SwapFile, call: &mut PageOut<'m>) {
     assert!(matches!(call.step(swapping.space, None), Ok(Step::Blocked(_))));
     assert_eq!(device.waiting() as u64, REQUESTS);
 }

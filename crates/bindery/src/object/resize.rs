@@ -6,12 +6,14 @@ use crate::interrupt;
 use crate::platform::Platform;
 use crate::vma::MappingFlags;
 
+use super::detached_batch::settle_written;
 use super::dropping::{DropPiece, drop_pages};
 use super::fetch::{FetchPurpose, Wanted, demand, obtain};
 use super::invalidate::PagesMayGo;
 use super::mapped_write::wait_for_faults;
 use super::mappings::{self, MappingCopies};
 use super::pages::mark_run_dirty;
+use super::polled_wait::{ObjectWait, PolledWait};
 use super::seals::Seals;
 use super::state::{ObjectState, pages_of};
 use super::swap_in::{Swapped, swap_in};
@@ -40,7 +42,7 @@ pub enum Growth {
     Forbidden,
 }
 
-impl<P: Platform> Object<'_, P> {
+impl<'m, P: Platform> Object<'m, P> {
     /// Sets the object's size to `bytes` (Linux: `ftruncate(2)`). Pages beyond a smaller size are
     /// unmapped everywhere, together with the copies that private mappings have made of them, and
     /// freed; later accesses to them are refused ([`crate::FaultError::Bus`]). A larger size adds
@@ -130,21 +132,51 @@ impl<P: Platform> Object<'_, P> {
     }
 
     fn punch_hole_once(&self, offset: u64, end: u64) -> Result<(), Failure> {
-        let (memory, object) = (self.memory, self.state());
-        refuse_frames(object)?;
-        object.refuse_hidden(Error::NotSupported)?;
+        refuse_hole(self.state())?;
         let range = PageRange { first: offset >> PAGE_SHIFT, end: pages_of(end) };
-        self.change_pages(range, Reads::Canceled, || {
-            object.seals.forbid_writing()?;
-            if object.is_file() {
-                return self.punch_file(offset, end.min(object.size()));
+        self.change_pages(range, Reads::Canceled, || self.punch_unstored(offset, end))
+    }
+
+    /// As [`Object::punch_hole`], for a caller that must not wait. Returns the event to wait for
+    /// before the next attempt: until then nothing has changed.
+    ///
+    /// # Errors
+    /// As [`Object::punch_hole`].
+    pub(crate) fn try_punch_hole(
+        &self,
+        offset: u64,
+        length: u64,
+    ) -> Result<Option<ObjectWait<'m, P>>, Error> {
+        let (memory, end) = (self.memory, end_of(offset, length)?);
+        let range = PageRange { first: offset >> PAGE_SHIFT, end: pages_of(end) };
+        // Pages whose answers have arrived need no wait.
+        settle_written(memory);
+        let wait = memory.outermost(|| {
+            refuse_hole(self.state())?;
+            let punch = || self.punch_unstored(offset, end);
+            match self.try_change_pages(range, Reads::Canceled, punch) {
+                Ok(()) => Ok(None),
+                Err(Stop::Wait(wait)) => Ok(Some(wait)),
+                Err(Stop::Failed(failure)) => Err(failure),
             }
-            self.bring_in_cut([offset, end])?;
-            object
-                .invalidate_lock
-                .with_write(memory.platform(), |proof| self.punch(offset, end, proof));
-            Ok(())
-        })
+        })?;
+        Ok(wait.map(|wait| {
+            ObjectWait::new(self.clone(), PolledWait::of_call(memory, wait), range.first)
+        }))
+    }
+
+    /// The changes are held, and the pager is storing none of the pages.
+    fn punch_unstored(&self, offset: u64, end: u64) -> Result<(), Stop> {
+        let (memory, object) = (self.memory, self.state());
+        object.seals.forbid_writing()?;
+        if object.is_file() {
+            return self.punch_file(offset, end.min(object.size()));
+        }
+        self.bring_in_cut([offset, end])?;
+        object
+            .invalidate_lock
+            .with_write(memory.platform(), |proof| self.punch(offset, end, proof));
+        Ok(())
     }
 
     /// Swaps in pages that are cut in two and will be partly zeroed. The changes are held, so the
@@ -301,6 +333,12 @@ impl<P: Platform> Object<'_, P> {
 /// Linux.
 fn refuse_frames(object: &ObjectState) -> Result<(), Error> {
     if object.frames().is_some() { Err(Error::NoContent) } else { Ok(()) }
+}
+
+/// Fails for an object that cannot have holes.
+fn refuse_hole(object: &ObjectState) -> Result<(), Error> {
+    refuse_frames(object)?;
+    object.refuse_hidden(Error::NotSupported)
 }
 
 /// The end of a range of bytes, if an object can contain the range.

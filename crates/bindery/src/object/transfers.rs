@@ -51,6 +51,19 @@ impl<P: Platform> Drop for Listed<'_, P> {
     }
 }
 
+impl InFlight {
+    /// Cancels reads as the change requires. Returns the kind of the change's record.
+    fn begin_change(&self, pages: PageRange, reads: Reads) -> TransferKind {
+        match reads {
+            Reads::Stay => TransferKind::Change,
+            Reads::Canceled => {
+                self.cancel_reads(pages);
+                TransferKind::Cut
+            }
+        }
+    }
+}
+
 impl Pages {
     /// Inserts a record of a read into the list, unless another record is in the way or `needed`,
     /// which is checked in the same step, finds that the pages are not needed.
@@ -88,13 +101,7 @@ impl Pages {
     ) -> R {
         let (platform, record) = (memory.platform(), FlightRecord::new());
         let number = self.alone(platform, |_, in_flight, ends| {
-            let kind = match reads {
-                Reads::Stay => TransferKind::Change,
-                Reads::Canceled => {
-                    in_flight.cancel_reads(pages);
-                    TransferKind::Cut
-                }
-            };
+            let kind = in_flight.begin_change(pages, reads);
             // SAFETY: 1. the record stays in this stack frame and is only borrowed as shared;
             // `_listed` removes it before the frame ends.
             unsafe { in_flight.insert(ends, &record, kind, pages) }
@@ -107,9 +114,9 @@ impl Pages {
         work()
     }
 
-    /// As [`Pages::with_change`] for content that stays valid, for a caller that must not wait:
-    /// fails immediately if a write or a turn is in the way. No record waits in the list, because
-    /// a value that lies in a queue of the embedder would keep other threads from the pages.
+    /// As [`Pages::with_change`] for a caller that must not wait: fails immediately if a write or a
+    /// turn is in the way, and has then canceled nothing. No record waits in the list, because a
+    /// value that lies in a queue of the embedder would keep other threads from the pages.
     ///
     /// # Errors
     /// A ticket for the end of the obstacle. The next attempt may have to wait again, like that of
@@ -118,6 +125,7 @@ impl Pages {
         &self,
         memory: &Memory<P>,
         pages: PageRange,
+        reads: Reads,
         work: impl FnOnce() -> R,
     ) -> Result<R, Ticket> {
         let (platform, record) = (memory.platform(), FlightRecord::new());
@@ -126,8 +134,9 @@ impl Pages {
             if let Some(ticket) = in_flight.awaits(ends, pages, &in_the_way) {
                 return Err(ticket);
             }
+            let kind = in_flight.begin_change(pages, reads);
             // SAFETY: as in `with_change`.
-            unsafe { in_flight.insert(ends, &record, TransferKind::Change, pages) };
+            unsafe { in_flight.insert(ends, &record, kind, pages) };
             Ok(())
         })?;
         let _listed = Listed { pages: self, platform, record: &record };

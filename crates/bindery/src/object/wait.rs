@@ -270,4 +270,23 @@ impl<P: Platform> Object<'_, P> {
             }
         }
     }
+
+    /// As [`Object::change_pages`], for a caller that must not wait. It has no place in the queue
+    /// of those that wait for the pager's stores, so the next attempt may have to wait again.
+    ///
+    /// # Errors
+    /// Those of `work`; [`Stop::Wait`] also for pages that the pager is storing.
+    pub(super) fn try_change_pages<R>(
+        &self,
+        pages: PageRange,
+        reads: Reads,
+        work: impl FnOnce() -> Result<R, Stop>,
+    ) -> Result<R, Stop> {
+        let (platform, state) = (self.memory.platform(), self.state());
+        let locked = || state.changes.with_write(platform, work);
+        if !state.is_file() {
+            return locked();
+        }
+        state.pages.try_change(self.memory, pages, reads, locked).map_err(Wait::Pager)?
+    }
 }

@@ -28,6 +28,7 @@ use super::fetch::WriteSource;
 use super::polled_wait::{ObjectWait, PolledWait};
 use super::read_steps::{PageReady, swap_in_page};
 use super::state::pages_of;
+use super::transfers::Reads;
 use super::wait::{Stop, Wait};
 
 /// The maximum number of pages that one lookup in the page index covers.
@@ -260,17 +261,10 @@ impl<P: Platform> Object<'_, P> {
         done: &mut usize,
     ) -> Result<(), Stop> {
         let PlacedBytes { at, length } = bytes;
-        let (platform, object) = (self.memory.platform(), self.state());
-        let mut write = || {
-            let write = || self.write_locked(at, length, source, done);
-            object.changes.with_write(platform, write)
-        };
-        if !object.is_file() {
-            return write();
-        }
         let pages = PageRange { first: at >> PAGE_SHIFT, end: pages_of(at + length as u64) };
         // Reads in flight continue, as during a blocking write.
-        object.pages.try_change(self.memory, pages, write).map_err(Wait::Pager)?
+        let write = || self.write_locked(at, length, source, done);
+        self.try_change_pages(pages, Reads::Stay, write)
     }
 }
 

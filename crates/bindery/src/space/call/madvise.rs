@@ -1,6 +1,6 @@
 //! `madvise(2)`.
 
-use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{VirtAddr, VirtRange};
 use crate::arch::{Arch, KeyRights};
 use crate::error::{Error, Failure, NoMemory};
 use crate::interrupt;
@@ -18,6 +18,7 @@ use super::cold_or_free::cold_or_free;
 use super::guard_pages;
 use super::page_out::PageOut;
 use super::range::page_range;
+use super::remove::{Removal, refusal_of_removal, remove_contents};
 use super::steps::{CallReady, Step};
 use crate::space::AddressSpace;
 use crate::space::call::populate::Populate;
@@ -33,7 +34,7 @@ struct VmaAdvice {
     rights: KeyRights,
 }
 
-impl<P: Platform> AddressSpace<'_, P> {
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Applies advice to `length` bytes (rounded up to pages) at `start`.
     ///
     /// Context: may sleep. Complexity: linear in the number of mappings and runs in the range;
@@ -73,8 +74,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// As [`AddressSpace::madvise_with_keys`], but the steps of the result do the work of
-    /// [`Advice::PopulateRead`], [`Advice::PopulateWrite`] and [`Advice::PageOut`], and return
-    /// their errors. Other advice is carried out immediately.
+    /// [`Advice::PopulateRead`], [`Advice::PopulateWrite`], [`Advice::PageOut`] and
+    /// [`Advice::Remove`], and return their errors. Other advice is carried out immediately.
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::madvise`].
     ///
@@ -86,13 +87,16 @@ impl<P: Platform> AddressSpace<'_, P> {
         length: u64,
         advice: Advice,
         rights: KeyRights,
-    ) -> Result<PendingMadvise, Error> {
+    ) -> Result<PendingMadvise<'m, P>, Error> {
         let range = page_range::<P::Arch>(start, length)?;
         Ok(PendingMadvise(match advice.effect().change {
             AdviceChange::Call(Call::Populate(want)) => Rest::Maps(Populate::all_of(range, want)),
             AdviceChange::Call(Call::PageOut) => Rest::PagesOut(PageOut::new(range)),
-            AdviceChange::Call(Call::WillNeed | Call::Remove | Call::Collapse)
-            | AdviceChange::Vmas(_) => {
+            AdviceChange::Call(Call::Remove) => {
+                notify(self, range, advice, rights)?;
+                Rest::Removes(Removal::new(range))
+            }
+            AdviceChange::Call(Call::WillNeed | Call::Collapse) | AdviceChange::Vmas(_) => {
                 madvise(self, range, advice, rights)?;
                 Rest::Maps(Populate::default())
             }
@@ -117,9 +121,13 @@ impl<P: Platform> AddressSpace<'_, P> {
 /// counts as present, and one that is unmapped earlier as a hole. (Linux excludes the `munmap`
 /// until `MADV_PAGEOUT` is complete, or begins with the hole.)
 ///
-/// The value holds no lock and no reference. Dropping it ends the call. Pages that were unmapped
-/// for [`Advice::PageOut`] but not written yet then stay in the swap cache, until reclaim writes
-/// them or a thread needs them.
+/// The value holds no lock. For [`Advice::Remove`], it holds a handle to the object of the mapping
+/// that it has reached: the step continues with this object, whatever has happened to the mapping.
+/// Each mapping's hole is punched in one step, after the pager has stored the pages that it was
+/// storing.
+///
+/// Dropping the value ends the call. Pages that were unmapped for [`Advice::PageOut`] but not
+/// written yet then stay in the swap cache, until reclaim writes them or a thread needs them.
 ///
 /// ```
 /// use bindery::addr::VirtAddr;
@@ -141,10 +149,10 @@ impl<P: Platform> AddressSpace<'_, P> {
 /// ```
 ///
 /// # Context
-/// Context: may sleep.
+/// Context: may sleep. The drop may also sleep, like that of an [`crate::Object`].
 #[derive(Debug)]
 #[must_use = "the result of the call is that of its last step"]
-pub struct PendingMadvise(Rest);
+pub struct PendingMadvise<'m, P: Platform>(Rest<'m, P>);
 
 /// The advice that is carried out in steps.
 #[expect(
@@ -152,23 +160,25 @@ pub struct PendingMadvise(Rest);
     reason = "a kernel without a heap of its own makes calls, too"
 )]
 #[derive(Debug)]
-enum Rest {
+enum Rest<'m, P: Platform> {
     Maps(Populate),
     PagesOut(PageOut),
+    Removes(Removal<'m, P>),
 }
 
-impl PendingMadvise {
+impl<'m, P: Platform> PendingMadvise<'m, P> {
     /// Carries out the advice until it is complete or has to wait. `ready` is the end of the wait
     /// that the last step returned ([`Populate::step`]).
     ///
     /// Sleeps for locks, but not for a pager, a device or a handler: no lock is held while these
-    /// work. A swap device that sleeps in [`crate::SwapDevice::submit`] does so in the step.
+    /// work. A swap device that sleeps in [`crate::SwapDevice::submit`] does so in the step, and a
+    /// pager in [`crate::Pager::discard`].
     ///
     /// Complexity: linear in the number of mappings and folios.
     ///
     /// # Errors
     /// As [`AddressSpace::madvise`].
-    pub fn step<'s, 'm, P: Platform>(
+    pub fn step<'s>(
         &mut self,
         space: &'s AddressSpace<'m, P>,
         ready: Option<CallReady<'m, P>>,
@@ -176,6 +186,7 @@ impl PendingMadvise {
         match &mut self.0 {
             Rest::Maps(populate) => populate.step(space, ready),
             Rest::PagesOut(page_out) => page_out.step(space),
+            Rest::Removes(removal) => removal.step(space),
         }
     }
 }
@@ -199,15 +210,12 @@ fn madvise<P: Platform>(
     if range.is_empty() {
         return Ok(());
     }
+    notify(space, range, advice, rights)?;
     let effect = advice.effect();
-    if effect.loss == Loss::Contents && space.has_userfaults() {
-        let refuses = |vma: &Vma| refusal(vma, effect, rights).is_some();
-        notify_removed(space, range, &refuses)?;
-    }
     match effect.change {
         AdviceChange::Call(Call::WillNeed) => will_need(space, range),
         AdviceChange::Call(Call::Populate(want)) => Populate::all_of(range, want).finish(space),
-        AdviceChange::Call(Call::Remove) => remove_contents(space, range, effect.loss),
+        AdviceChange::Call(Call::Remove) => remove_contents(space, range),
         AdviceChange::Call(Call::Collapse) => space.collapse_range(range),
         AdviceChange::Call(Call::PageOut) => page_out(space, range),
         AdviceChange::Vmas(change) => {
@@ -227,31 +235,18 @@ fn madvise<P: Platform>(
     }
 }
 
-/// Punches a hole in the objects behind the range (`MADV_REMOVE`).
-fn remove_contents<P: Platform>(
+/// Tells the handlers of userfaultfds that contents are about to go.
+fn notify<P: Platform>(
     space: &AddressSpace<'_, P>,
     range: VirtRange,
-    loss: Loss,
+    advice: Advice,
+    rights: KeyRights,
 ) -> Result<(), Error> {
-    let mut parts = Parts::of(range);
-    loop {
-        let (object, offset, length) = {
-            let vmas = space.vmas.lock();
-            let Some((vma, part)) = parts.next(vmas.view()) else { break };
-            if !may_be_advised(vma, loss, KeyRights::ALL) {
-                return Err(Error::Sealed(part.start()));
-            }
-            if let Some(error) = refusal_of_removal(vma) {
-                return Err(error);
-            }
-            let object = space.object_of(vma).ok_or(Error::Invalid)?;
-            // A saturated offset is beyond the maximum size, which gives `Invalid`, as on Linux.
-            let offset = vma.page_offset_of(part.start()).saturating_mul(PAGE_SIZE);
-            (object, offset, part.len())
-        };
-        object.punch_hole(offset, length)?;
+    let effect = advice.effect();
+    if range.is_empty() || effect.loss != Loss::Contents || !space.has_userfaults() {
+        return Ok(());
     }
-    parts.end()
+    notify_removed(space, range, &|vma: &Vma| refusal(vma, effect, rights).is_some())
 }
 
 fn advise<P: Platform>(
@@ -292,17 +287,6 @@ fn refusal(vma: &Vma, effect: Effect, rights: KeyRights) -> Option<Error> {
         AdviceChange::Vmas(VmaChange::Entries(change)) => refusal_of_change(vma, change),
         AdviceChange::Call(Call::WillNeed | Call::Populate(_) | Call::Collapse | Call::PageOut)
         | AdviceChange::Vmas(VmaChange::Flags(_)) => None,
-    }
-}
-
-/// The error for `MADV_REMOVE` of a mapping.
-fn refusal_of_removal(vma: &Vma) -> Option<Error> {
-    if vma.has(MappingFlags::LOCKED) || vma.is_anonymous() {
-        Some(Error::Invalid)
-    } else if !vma.has(MappingFlags::SHARED | MappingFlags::MAY_WRITE) {
-        Some(Error::AccessDenied)
-    } else {
-        None
     }
 }
 
@@ -378,7 +362,7 @@ pub(in crate::space) fn shared_memory(vma: &Vma) -> Option<&ObjectState> {
 
 /// Whether a sealed mapping allows the advice: anonymous contents that the program could not
 /// overwrite anyway must not vanish (`mseal(2)`).
-fn may_be_advised(vma: &Vma, loss: Loss, rights: KeyRights) -> bool {
+pub(super) fn may_be_advised(vma: &Vma, loss: Loss, rights: KeyRights) -> bool {
     !vma.has(MappingFlags::SEALED)
         || loss == Loss::Nothing
         || !vma.is_anonymous()

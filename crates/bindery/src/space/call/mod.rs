@@ -10,7 +10,7 @@
 //! | `advice` | the kinds of advice and the table of their effects |
 //! | `guard_pages`, `collapse`, `page_out` | the larger operations of `madvise(2)` |
 //! | `cold_or_free` | `MADV_COLD` and `MADV_FREE` |
-//! | `will_need` | `MADV_WILLNEED` |
+//! | `will_need`, `remove` | `MADV_WILLNEED`; `MADV_REMOVE` |
 //! | `scan_pages` | `ioctl(PAGEMAP_SCAN)` |
 //! | `range` | the pages that a call specifies by a start and a length |
 //! | `populate` | maps pages before the first access (`MAP_POPULATE`, `mlock`) |
@@ -42,6 +42,7 @@ mod range;
 pub(super) mod read_steps;
 mod reap;
 mod remap_file_pages;
+mod remove;
 pub(super) mod scan_pages;
 mod shmdt;
 pub(super) mod steps;
