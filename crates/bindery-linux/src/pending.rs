@@ -18,7 +18,8 @@ use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, pro
 /// calls stop at each page for which they have to wait: `mmap` with `MAP_POPULATE` or `MAP_LOCKED`,
 /// `mlock`, `mlock2`, `mlockall`, `madvise` with `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`.
 /// With `MADV_PAGEOUT`, `madvise` stops at each folio for which a swap device has no free request,
-/// and with `MADV_REMOVE`, before each mapping of which the pager stores pages. In locked memory,
+/// and with `MADV_REMOVE`, before each mapping of which the pager stores pages. Advice that drops
+/// contents first stops until the userfaultfds that ask for it have heard of it. In locked memory,
 /// `brk`, `mremap`, `remap_file_pages`, `mprotect` and `pkey_mprotect` stop too. `msync` stops
 /// until the pager has stored the pages that a step has submitted. `mincore` and `process_madvise`
 /// stop for the pages of their arrays. Between two steps other calls may change the range, as they
@@ -31,7 +32,8 @@ use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, pro
 /// A step may sleep for locks, and a step that finds no memory for the call's own records reclaims.
 /// `madvise` and `process_madvise` with `MADV_COLLAPSE` perform all of their waits in the first
 /// step; `MADV_WILLNEED` waits only for a synchronous swap device, `MADV_PAGEOUT` only for one that
-/// works in `SwapDevice::submit`, and `MADV_REMOVE` only in `Pager::discard`.
+/// works in `SwapDevice::submit`, and `MADV_REMOVE` only in `Pager::discard`. The first step of a
+/// call that unmaps or moves memory waits until its messages to userfaultfds are read.
 ///
 /// Dropping the value ends the call; its effects so far stay. The pager still stores the pages
 /// already submitted to it, and a swap device those of its requests.

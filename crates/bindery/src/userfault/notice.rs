@@ -11,6 +11,7 @@ use crate::error::NoMemory;
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 
+use super::polled::PolledMessage;
 use super::queue::{Ending, QueuedMessage, Waiter};
 use super::state::{UserfaultState, release};
 
@@ -120,6 +121,20 @@ impl Notices {
             }
             state.wait(platform, waiter, || platform.fatal_signal())
         });
+    }
+
+    /// Queues the message, the only one of the list, for a caller that polls its end or moves the
+    /// wait to another thread. `None` if the list is empty or the userfaultfd is closed. May sleep.
+    #[cold]
+    pub(crate) fn queue_removal<P: Platform>(
+        self,
+        memory: &Memory<P>,
+    ) -> Option<PolledMessage<'_, P>> {
+        let node = self.first?;
+        debug_assert!(self.last == Some(node), "the others would be lost");
+        // SAFETY: 1. the notice belongs to this list, which ends here; it is in no queue. Only
+        // operations prepare messages about forks, and they deliver them.
+        unsafe { PolledMessage::queue_removal(memory, node) }
     }
 
     /// Cancels the messages after the change has failed.

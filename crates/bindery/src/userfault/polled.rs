@@ -1,4 +1,4 @@
-//! [`PolledFault`]: the queued message of a fault for which no thread waits.
+//! [`PolledMessage`]: a queued message for which no thread waits.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -14,10 +14,11 @@ use super::notice::Notice;
 use super::queue::{Ending, QueuedMessage, Waiter};
 use super::state::{UserfaultState, WaitSignals};
 
-/// The message of a fault whose wait is polled. It is a [`Notice`] in a slab, so that this value
-/// may move. The message is in its queue until it is done or this value is dropped. After the drop,
-/// no reader finds the message, and a handler that has already read it wakes nothing.
-pub(crate) struct PolledFault<'m, P: Platform> {
+/// The message of a fault or of a removal whose wait is polled. It is a [`Notice`] in a slab, so
+/// that this value may move. The message is in its queue until it is done or this value is dropped.
+/// After the drop, no reader finds the message, and a handler that has already read it wakes
+/// nothing.
+pub(crate) struct PolledMessage<'m, P: Platform> {
     memory: &'m Memory<P>,
     notice: NonNull<Notice>,
 }
@@ -25,17 +26,17 @@ pub(crate) struct PolledFault<'m, P: Platform> {
 // SAFETY: the notice belongs to this value, and its userfaultfd is held. A waiter may be used from
 // any thread: its word is atomic, and its other fields are used with the lock of the userfaultfd
 // held.
-unsafe impl<P: Platform> Send for PolledFault<'_, P> {}
+unsafe impl<P: Platform> Send for PolledMessage<'_, P> {}
 // SAFETY: as above.
-unsafe impl<P: Platform> Sync for PolledFault<'_, P> {}
+unsafe impl<P: Platform> Sync for PolledMessage<'_, P> {}
 
-impl<'m, P: Platform> PolledFault<'m, P> {
+impl<'m, P: Platform> PolledMessage<'m, P> {
     /// Queues the message of a fault, without sleeping. `None` if the userfaultfd is closed, if
     /// another thread holds its lock, or if memory is short.
     ///
     /// # Safety
     /// 1. `state` is held during the call.
-    pub(crate) unsafe fn queue(
+    pub(crate) unsafe fn queue_fault(
         memory: &'m Memory<P>,
         state: NonNull<UserfaultState>,
         message: UserfaultFault,
@@ -54,6 +55,23 @@ impl<'m, P: Platform> PolledFault<'m, P> {
         None
     }
 
+    /// Queues the prepared message about a removal. May sleep for the lock of the queues. `None` if
+    /// the userfaultfd is closed.
+    ///
+    /// # Safety
+    /// 1. The notice belongs to the caller, which no longer uses it. It is in no list and no queue,
+    ///    and its message is not about a fork.
+    pub(super) unsafe fn queue_removal(
+        memory: &'m Memory<P>,
+        notice: NonNull<Notice>,
+    ) -> Option<Self> {
+        let message = Self { memory, notice };
+        // SAFETY: 1. the notice stays in its slab until the drop, which withdraws the message
+        // first.
+        let queued = unsafe { message.state().queue(memory.platform(), message.waiter()) };
+        queued.then_some(message)
+    }
+
     fn waiter(&self) -> &Waiter {
         // SAFETY: the notice is freed only in the drop.
         unsafe { &self.notice.as_ref().waiter }
@@ -69,31 +87,35 @@ impl<'m, P: Platform> PolledFault<'m, P> {
         self.waiter().parked()
     }
 
-    /// Whether the fault was woken, or the userfaultfd was closed.
+    /// Whether the fault was woken, the event was read, or the userfaultfd was closed.
     pub(crate) fn is_over(&self) -> bool {
         self.waiter().ending().is_some()
     }
 
-    /// Waits like a fault that blocks. Called without locks.
+    /// Waits like a thread that blocks. Called without locks.
     pub(crate) fn wait(&self, interrupts: WaitSignals) -> Ending {
         let platform = self.memory.platform();
         self.state().wait(platform, self.waiter(), || interrupts.has_come(platform))
     }
 }
 
-impl<P: Platform> Drop for PolledFault<'_, P> {
+impl<P: Platform> Drop for PolledMessage<'_, P> {
     fn drop(&mut self) {
+        let (state, waiter) = (self.state(), self.waiter());
         // A message that is done is in no queue.
-        if !self.is_over() {
-            self.state().withdraw(self.memory.platform(), self.waiter());
+        let ending = waiter.ending();
+        let ending = ending.unwrap_or_else(|| state.withdraw(self.memory.platform(), waiter));
+        if ending != Ending::Woken && !matches!(waiter.content(), QueuedMessage::Fault(_)) {
+            // The reader of an event ends the change, and no reader will get this one.
+            state.end_change();
         }
         // SAFETY: 1. the notice belongs to this value and is no longer in a queue.
         unsafe { Notice::free(self.memory, self.notice) };
     }
 }
 
-impl<P: Platform> fmt::Debug for PolledFault<'_, P> {
+impl<P: Platform> fmt::Debug for PolledMessage<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PolledFault").field("is_over", &self.is_over()).finish_non_exhaustive()
+        f.debug_struct("PolledMessage").field("is_over", &self.is_over()).finish_non_exhaustive()
     }
 }

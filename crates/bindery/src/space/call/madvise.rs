@@ -19,12 +19,12 @@ use super::guard_pages;
 use super::page_out::PageOut;
 use super::range::page_range;
 use super::remove::{Removal, refusal_of_removal, remove_contents};
-use super::steps::{CallReady, Step};
+use super::steps::{CallReady, CallWait, Step};
 use crate::space::AddressSpace;
 use crate::space::call::populate::Populate;
 use crate::space::call::will_need::will_need;
 use crate::space::op::Op;
-use crate::space::userfault::events::notify_removed;
+use crate::space::userfault::events::{RemovalNotices, notify_removed};
 
 /// Advice on the VMAs of a range, from a thread with `rights` to the VMAs' protection keys.
 #[derive(Clone, Copy)]
@@ -75,7 +75,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 
     /// As [`AddressSpace::madvise_with_keys`], but the steps of the result do the work of
     /// [`Advice::PopulateRead`], [`Advice::PopulateWrite`], [`Advice::PageOut`] and
-    /// [`Advice::Remove`], and return their errors. Other advice is carried out immediately.
+    /// [`Advice::Remove`], and return their errors. So do they for advice that drops contents, once
+    /// the address space has had a userfaultfd. Other advice is carried out immediately.
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::madvise`].
     ///
@@ -89,18 +90,19 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         rights: KeyRights,
     ) -> Result<PendingMadvise<'m, P>, Error> {
         let range = page_range::<P::Arch>(start, length)?;
-        Ok(PendingMadvise(match advice.effect().change {
+        let is_told = is_told(self, advice);
+        let rest = match advice.effect().change {
             AdviceChange::Call(Call::Populate(want)) => Rest::Maps(Populate::all_of(range, want)),
             AdviceChange::Call(Call::PageOut) => Rest::PagesOut(PageOut::new(range)),
-            AdviceChange::Call(Call::Remove) => {
-                notify(self, range, advice, rights)?;
-                Rest::Removes(Removal::new(range))
-            }
+            AdviceChange::Call(Call::Remove) => Rest::Removes(Removal::new(range)),
+            AdviceChange::Vmas(_) if is_told => Rest::Follows(range),
             AdviceChange::Call(Call::WillNeed | Call::Collapse) | AdviceChange::Vmas(_) => {
-                madvise(self, range, advice, rights)?;
+                carry_out(self, range, advice, rights)?;
                 Rest::Maps(Populate::default())
             }
-        }))
+        };
+        let told = if is_told { range } else { NOWHERE };
+        Ok(PendingMadvise { notices: RemovalNotices::of(told), advice, rights, rest })
     }
 
     /// Drops the contents of `length` bytes (rounded up to pages) at `start`. The bytes then read
@@ -120,6 +122,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 /// up the mappings again. So a mapping that another thread unmaps after the call has reached it
 /// counts as present, and one that is unmapped earlier as a hole. (Linux excludes the `munmap`
 /// until `MADV_PAGEOUT` is complete, or begins with the hole.)
+///
+/// If a userfaultfd is to hear of the removal of contents, the call first stops at each mapping until
+/// the message is read. Then it does its work.
 ///
 /// The value holds no lock. For [`Advice::Remove`], it holds a handle to the object of the mapping
 /// that it has reached: the step continues with this object, whatever has happened to the mapping.
@@ -152,18 +157,22 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 /// Context: may sleep. The drop may also sleep, like that of an [`crate::Object`].
 #[derive(Debug)]
 #[must_use = "the result of the call is that of its last step"]
-pub struct PendingMadvise<'m, P: Platform>(Rest<'m, P>);
+pub struct PendingMadvise<'m, P: Platform> {
+    /// The messages to userfaultfds, which come before `rest`.
+    notices: RemovalNotices,
+    advice: Advice,
+    rights: KeyRights,
+    rest: Rest<'m, P>,
+}
 
 /// The advice that is carried out in steps.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a kernel without a heap of its own makes calls, too"
-)]
 #[derive(Debug)]
 enum Rest<'m, P: Platform> {
     Maps(Populate),
     PagesOut(PageOut),
     Removes(Removal<'m, P>),
+    /// The advice for this range is carried out in one step, after the messages.
+    Follows(VirtRange),
 }
 
 impl<'m, P: Platform> PendingMadvise<'m, P> {
@@ -183,13 +192,40 @@ impl<'m, P: Platform> PendingMadvise<'m, P> {
         space: &'s AddressSpace<'m, P>,
         ready: Option<CallReady<'m, P>>,
     ) -> Result<Step<'s, 'm, P>, Error> {
-        match &mut self.0 {
+        let mut ready = ready;
+        if !self.notices.is_complete()
+            && let Some(wait) = self.tell(space, ready.take())?
+        {
+            return Ok(Step::Blocked(wait));
+        }
+        match &mut self.rest {
             Rest::Maps(populate) => populate.step(space, ready),
             Rest::PagesOut(page_out) => page_out.step(space),
             Rest::Removes(removal) => removal.step(space),
+            Rest::Follows(range) => {
+                let range = core::mem::replace(range, NOWHERE);
+                carry_out(space, range, self.advice, self.rights).map(|()| Step::Done)
+            }
         }
     }
+
+    /// Sends the next message to a userfaultfd.
+    #[cold]
+    fn tell<'s>(
+        &mut self,
+        space: &AddressSpace<'m, P>,
+        ready: Option<CallReady<'m, P>>,
+    ) -> Result<Option<CallWait<'s, 'm, P>>, Error> {
+        let (effect, rights) = (self.advice.effect(), self.rights);
+        let told = self.notices.step(space, ready, &|vma| refusal(vma, effect, rights).is_some());
+        if told.is_err() {
+            (self.notices, self.rest) = (RemovalNotices::of(NOWHERE), Rest::Follows(NOWHERE));
+        }
+        told
+    }
 }
+
+const NOWHERE: VirtRange = VirtRange::raw(0, 0);
 
 /// Swaps the pages out. Waits for devices with no lock held.
 #[inline(never)]
@@ -207,10 +243,28 @@ fn madvise<P: Platform>(
     advice: Advice,
     rights: KeyRights,
 ) -> Result<(), Error> {
+    if !range.is_empty() && is_told(space, advice) {
+        let effect = advice.effect();
+        notify_removed(space, range, &|vma: &Vma| refusal(vma, effect, rights).is_some())?;
+    }
+    carry_out(space, range, advice, rights)
+}
+
+/// Whether userfaultfds have to hear of the advice before it is carried out.
+fn is_told<P: Platform>(space: &AddressSpace<'_, P>, advice: Advice) -> bool {
+    advice.effect().loss == Loss::Contents && space.has_userfaults()
+}
+
+/// Carries the advice out, after the userfaultfds have heard of it.
+fn carry_out<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    range: VirtRange,
+    advice: Advice,
+    rights: KeyRights,
+) -> Result<(), Error> {
     if range.is_empty() {
         return Ok(());
     }
-    notify(space, range, advice, rights)?;
     let effect = advice.effect();
     match effect.change {
         AdviceChange::Call(Call::WillNeed) => will_need(space, range),
@@ -233,20 +287,6 @@ fn madvise<P: Platform>(
             }
         }
     }
-}
-
-/// Tells the handlers of userfaultfds that contents are about to go.
-fn notify<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    range: VirtRange,
-    advice: Advice,
-    rights: KeyRights,
-) -> Result<(), Error> {
-    let effect = advice.effect();
-    if range.is_empty() || effect.loss != Loss::Contents || !space.has_userfaults() {
-        return Ok(());
-    }
-    notify_removed(space, range, &|vma: &Vma| refusal(vma, effect, rights).is_some())
 }
 
 fn advise<P: Platform>(

@@ -10,6 +10,7 @@ use crate::error::FaultError;
 use crate::object::{ObjectWait, PageReady, ParkedOn, Polled, PolledWait};
 use crate::platform::Platform;
 use crate::space::fault::{FaultPoll, FaultReady, FaultWait};
+use crate::userfault::{PolledMessage, WaitSignals};
 
 /// The result of a step of a call, such as [`Populate::step`].
 ///
@@ -29,7 +30,8 @@ pub enum Step<'s, 'm, P: Platform> {
 /// The event that a call has to wait for, as a [`FaultWait`]. The wait holds no lock and no
 /// request, so it may be moved to another thread and may be queued. Dropping the value cancels the
 /// wait: nothing is read for the call, unless a poll has started the read. Writes that a step has
-/// started continue.
+/// started continue. The message of an event to a userfaultfd, which the step has sent, is withdrawn
+/// unless it was read, and the next step sends it again.
 ///
 /// Context of the drop: may sleep, like the drop of an [`crate::Object`].
 #[derive(Debug)]
@@ -46,6 +48,8 @@ enum CallEvent<'s, 'm, P: Platform> {
     Object(ObjectWait<'m, P>),
     /// The wait for a free request of a swap device.
     Request(PolledWait<'m, P>),
+    /// The wait until a handler has read the message of an event.
+    Message(PolledMessage<'m, P>),
 }
 
 /// The progress of a wait ([`CallWait::poll`]).
@@ -60,8 +64,9 @@ pub enum CallPoll<'w, 'm, P: Platform> {
 }
 
 /// The end of a wait, for the next step of the call: either the page that was read, which stays in
-/// memory until that step has used it, or the error. The end of a write, or of a wait for a free
-/// request of a swap device, carries no further information.
+/// memory until that step has used it, or the error. The end of a write, of a wait for a free
+/// request of a swap device, or of a wait for the reader of a message carries no further
+/// information.
 #[must_use = "the call would not know how the wait has ended"]
 pub struct CallReady<'m, P: Platform>(pub(in crate::space) CallEnd<'m, P>);
 
@@ -73,6 +78,8 @@ pub(in crate::space) enum CallEnd<'m, P: Platform> {
     Object(PageReady<'m, P>),
     /// The end of a wait for a request of a swap device.
     Request,
+    /// The end of a wait for the reader of a message.
+    Message,
 }
 
 impl<'m, P: Platform> CallReady<'m, P> {
@@ -80,7 +87,7 @@ impl<'m, P: Platform> CallReady<'m, P> {
     pub(super) fn of_object(self) -> Option<PageReady<'m, P>> {
         match self.0 {
             CallEnd::Object(page) => Some(page),
-            CallEnd::Fault(..) | CallEnd::Request => None,
+            CallEnd::Fault(..) | CallEnd::Request | CallEnd::Message => None,
         }
     }
 }
@@ -99,6 +106,11 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
         Self(CallEvent::Request(wait))
     }
 
+    /// The wait for the reader of a queued message.
+    pub(in crate::space) fn for_message(message: PolledMessage<'m, P>) -> Self {
+        Self(CallEvent::Message(message))
+    }
+
     /// Waits, and performs the work that the call cannot perform without waiting, as
     /// [`FaultWait::wait`].
     ///
@@ -110,6 +122,11 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
             CallEvent::Request(wait) => {
                 wait.wait_for_request();
                 CallEnd::Request
+            }
+            CallEvent::Message(message) => {
+                // As in a blocking call, a fatal signal ends only the wait.
+                let _ = message.wait(WaitSignals::FatalSignal);
+                CallEnd::Message
             }
         })
     }
@@ -145,6 +162,13 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
                 // The wait has no error.
                 Ok(Polled::Ready(_)) | Err(_) => CallPoll::Ready(CallReady(CallEnd::Request)),
             },
+            CallEvent::Message(message) if message.is_over() => {
+                CallPoll::Ready(CallReady(CallEnd::Message))
+            }
+            CallEvent::Message(message) => {
+                let (word, expected) = message.parked();
+                CallPoll::Pending(ParkedOn::new(word, expected))
+            }
         }
     }
 
@@ -157,6 +181,7 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
             CallEvent::Fault(wait) => wait.is_for_storage(),
             CallEvent::Object(wait) => wait.is_for_storage(),
             CallEvent::Request(_) => true,
+            CallEvent::Message(_) => false,
         }
     }
 }
@@ -171,7 +196,7 @@ impl<P: Platform> fmt::Debug for CallReady<'_, P> {
             CallEnd::Object(result) => {
                 debug.field("error", &result.as_ref().err());
             }
-            CallEnd::Request => {}
+            CallEnd::Request | CallEnd::Message => {}
         }
         debug.finish_non_exhaustive()
     }

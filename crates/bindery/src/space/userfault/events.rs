@@ -16,6 +16,7 @@ use crate::addr::{VirtAddr, VirtRange};
 use crate::error::{Error, NoMemory};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
+use crate::space::call::steps::{CallEnd, CallReady, CallWait};
 use crate::space::op::Op;
 use crate::userfault::{Notices, QueuedMessage, UserfaultFeatures, UserfaultState};
 use crate::vma::Vma;
@@ -144,6 +145,63 @@ pub(in crate::space) fn notify_removed<P: Platform>(
         at = end;
     }
     Ok(())
+}
+
+/// As [`notify_removed`], for a call in steps, and its progress. It names mappings by their
+/// addresses, and looks each one up when its turn comes.
+#[derive(Debug)]
+pub(in crate::space) struct RemovalNotices {
+    /// The rest of the range, of which no message was read.
+    rest: VirtRange,
+    /// The end of the first mapping in `rest`, if its message was sent.
+    sent: Option<VirtAddr>,
+}
+
+impl RemovalNotices {
+    /// The messages about `range`. None is sent yet.
+    pub(in crate::space) fn of(range: VirtRange) -> Self {
+        Self { rest: range, sent: None }
+    }
+
+    /// Whether no message is left.
+    #[inline]
+    pub(in crate::space) fn is_complete(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    /// Sends the next message, and returns the wait for its reader; `None` after the last one.
+    /// `ready` is the end of the last wait: without it, the last message is sent again, because it
+    /// was withdrawn with its wait. Called without locks.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    #[cold]
+    pub(in crate::space) fn step<'s, 'm, P: Platform>(
+        &mut self,
+        space: &AddressSpace<'m, P>,
+        ready: Option<CallReady<'m, P>>,
+        refuses: &dyn Fn(&Vma) -> bool,
+    ) -> Result<Option<CallWait<'s, 'm, P>>, Error> {
+        let memory = space.page_table.memory;
+        let was_read = matches!(ready, Some(CallReady(CallEnd::Message)));
+        let mut told = self.sent.take().filter(|_| was_read);
+        loop {
+            if let Some(end) = told.take() {
+                self.rest = VirtRange::raw(end.0, self.rest.end().0);
+            }
+            if self.rest.is_empty() {
+                return Ok(None);
+            }
+            let rest = self.rest;
+            let next = memory.retry::<_, Error>(|| Ok(notice_of_removal(space, rest, refuses)?))?;
+            let (end, notices) = next.unwrap_or((rest.end(), Notices::default()));
+            if let Some(message) = notices.queue_removal(memory) {
+                self.sent = Some(end);
+                return Ok(Some(CallWait::for_message(message)));
+            }
+            told = Some(end);
+        }
+    }
 }
 
 /// Prepares the message about the first mapping in `range`, if its userfaultfd has subscribed to

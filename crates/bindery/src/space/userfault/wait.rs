@@ -15,7 +15,7 @@ use crate::space::fault::{Access, Fault, FaultRequest, Origin, check_access, wai
 use crate::stats::Counts;
 use crate::table::EntryAt;
 use crate::userfault::{
-    self, Ending, PolledFault, UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultScope,
+    self, Ending, PolledMessage, UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultScope,
     UserfaultState, WaitSignals,
 };
 use crate::vma::{MappingFlags, Vma, VmaReadGuard};
@@ -140,7 +140,7 @@ pub(in crate::space) fn awaits_handler<P: Platform>(
 pub(in crate::space) struct PolledHandler<'m, P: Platform> {
     /// The number of the faulting thread; a different thread may poll.
     thread: u32,
-    queued: Option<PolledFault<'m, P>>,
+    queued: Option<PolledMessage<'m, P>>,
     /// Whether the page no longer needed a handler once the message was queued. Then possibly no
     /// handler answers the message, so the wait is over.
     is_needless: bool,
@@ -172,8 +172,9 @@ impl<'m, P: Platform> PolledHandler<'m, P> {
             };
             let message = message(awaited.state, request, awaited.kind, || self.thread);
             // SAFETY: 1. the VMA holds the userfaultfd and is locked.
-            self.queued =
-                unsafe { PolledFault::queue(space.page_table.memory, awaited.pointer, message) };
+            self.queued = unsafe {
+                PolledMessage::queue_fault(space.page_table.memory, awaited.pointer, message)
+            };
             if self.queued.is_none() {
                 return Polled::NeedsThread;
             }
