@@ -4,6 +4,17 @@ use alloc::vec::Vec;
 
 use linux_raw_sys::general::{S_IFBLK, S_IFCHR, S_IFDIR, S_IFIFO, S_IFLNK, S_IFREG, S_IFSOCK};
 
+/// Set-user-ID: a program runs as its owner.
+pub const SET_USER: u32 = 0o4000;
+/// Set-group-ID: a program runs with its group.
+pub const SET_GROUP: u32 = 0o2000;
+
+/// Whether a program with these permission bits runs as its owner or with its group.
+#[inline]
+pub fn sets_ids(mode: u32) -> bool {
+    mode & (SET_USER | SET_GROUP) != 0
+}
+
 /// The kind of a node, as `stat` reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {

@@ -24,12 +24,13 @@ pub fn new_number() -> u64 {
 pub struct Common {
     number: u64,
     links: AtomicU32,
+    /// Written only with `changeable` locked.
+    mode: AtomicU32,
     changeable: Mutex<Changeable>,
 }
 
 #[derive(Clone, Copy)]
 struct Changeable {
-    mode: u32,
     owner: (u32, u32),
     times: [u64; 3],
 }
@@ -39,17 +40,25 @@ impl Common {
         heap::room(NODE_SIZE)?;
         let who = credentials();
         let owner = (who.user.file, who.group.file);
-        let changeable = Changeable { mode, owner, times: [time::real_time(); 3] };
-        Ok(Self { number, links: AtomicU32::new(1), changeable: Mutex::new(changeable) })
+        let (links, mode) = (AtomicU32::new(1), AtomicU32::new(mode));
+        let changeable = Mutex::new(Changeable { owner, times: [time::real_time(); 3] });
+        Ok(Self { number, links, mode, changeable })
     }
 
     pub fn permissions(&self) -> (u32, (u32, u32)) {
-        let Changeable { mode, owner, .. } = *self.changeable.lock();
-        (mode, owner)
+        let changeable = self.changeable.lock();
+        (self.mode(), changeable.owner)
+    }
+
+    /// The permission bits.
+    #[inline]
+    pub fn mode(&self) -> u32 {
+        self.mode.load(Ordering::Relaxed)
     }
 
     pub fn attributes(&self, size: u64, blocks: u64) -> Attributes {
-        let Changeable { mode, owner, times } = *self.changeable.lock();
+        let changeable = self.changeable.lock();
+        let (mode, Changeable { owner, times }) = (self.mode(), *changeable);
         let links = self.links.load(Ordering::Relaxed);
         Attributes { number: self.number, mode, links, owner, size, blocks, times, device: (0, 0) }
     }
@@ -57,7 +66,7 @@ impl Common {
     pub fn change(&self, change: &Change) {
         let mut changeable = self.changeable.lock();
         if let Some(mode) = change.mode {
-            changeable.mode = mode & 0o7777;
+            self.mode.store(mode & 0o7777, Ordering::Relaxed);
         }
         if let Some(owner) = change.owner.0 {
             changeable.owner.0 = owner;

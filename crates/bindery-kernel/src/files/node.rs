@@ -13,7 +13,7 @@ use crate::errno::{Errno, Outcome};
 use crate::platform::Machine;
 use crate::process::Process;
 
-use super::attributes::{Attributes, Change, Entry, Kind, Patience};
+use super::attributes::{self, Attributes, Change, Entry, Kind, Patience};
 use super::inode::Common;
 use super::segments::Segments;
 use super::sequence::SequenceBuffer;
@@ -52,6 +52,11 @@ pub trait Node: Send + Sync {
     fn permissions(&self) -> (u32, (u32, u32)) {
         let Attributes { mode, owner, .. } = self.attributes();
         (mode, owner)
+    }
+
+    /// Whether this is a program that runs as its owner or its group; each write asks.
+    fn sets_ids(&self) -> bool {
+        self.kind() == Kind::Regular && attributes::sets_ids(self.permissions().0)
     }
 
     /// Changes attributes.

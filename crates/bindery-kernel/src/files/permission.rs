@@ -6,14 +6,11 @@ use linux_raw_sys::general::{R_OK, W_OK, X_OK};
 use crate::errno::Errno;
 use crate::process::{Capability, Credentials, credentials};
 
-use super::attributes::{Attributes, Change, Kind};
+use super::attributes::{Attributes, Change, Kind, SET_GROUP, SET_USER};
 use super::node::Node;
 
 /// The sticky bit: only owners may remove names from the directory.
 const STICKY: u32 = 0o1000;
-/// Set-user-ID, set-group-ID.
-pub const SET_USER: u32 = 0o4000;
-pub const SET_GROUP: u32 = 0o2000;
 
 /// Checks that the running thread may access a node: a set of `R_OK`, `W_OK`, `X_OK`.
 ///
@@ -87,14 +84,14 @@ pub fn check_owner(node: &dyn Node) -> Result<(), Errno> {
 ///
 /// # Errors
 /// Those of [`Node::change`].
+#[inline]
 pub fn drop_set_ids(node: &dyn Node) -> Result<(), Errno> {
-    if node.kind() != Kind::Regular {
-        return Ok(());
-    }
+    if node.sets_ids() { drop_set_ids_of_program(node) } else { Ok(()) }
+}
+
+#[cold]
+fn drop_set_ids_of_program(node: &dyn Node) -> Result<(), Errno> {
     let (mode, (_, group)) = node.permissions();
-    if mode & (SET_USER | SET_GROUP) == 0 {
-        return Ok(());
-    }
     let who = credentials();
     if who.can(Capability::FileSetId) {
         return Ok(());

@@ -9,7 +9,7 @@ use linux_raw_sys::general::{O_RDONLY, R_OK, X_OK};
 use crate::errno::Errno;
 use crate::platform::Machine;
 
-use super::attributes::Kind;
+use super::attributes::{Kind, SET_GROUP, SET_USER};
 use super::descriptor::Files;
 use super::node::Place;
 use super::path::{self, LastLink};
@@ -65,8 +65,8 @@ fn program(place: Arc<Place>) -> Result<Program, Errno> {
                 object,
                 path: place.path(),
                 is_readable: permission::check(&*place.node, R_OK).is_ok(),
-                set_user: sets(permission::SET_USER, owner.0),
-                set_group: sets(permission::SET_GROUP | 0o010, owner.1),
+                set_user: sets(SET_USER, owner.0),
+                set_group: sets(SET_GROUP | 0o010, owner.1),
             })
         }
         _ => Err(Errno::EACCES),

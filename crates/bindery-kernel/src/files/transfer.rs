@@ -234,13 +234,15 @@ pub fn write(descriptor: i32, segments: &Segments, start: Start, flags: u32) -> 
         return Ok(0);
     }
     let Manner { patience, appends } = Manner::new(&description, flags)?;
+    if start == Start::Position && !node.is_seekable() {
+        return drain(node, 0, segments, patience);
+    }
     if segments.total() > 0 {
         permission::drop_set_ids(node)?;
     }
     match start {
         Start::At(_) if appends => append(node, segments, patience).map(|(_, count)| count),
         Start::At(at) => drain(node, at, segments, patience),
-        Start::Position if !node.is_seekable() => drain(node, 0, segments, patience),
         Start::Position => {
             let mut position = description.position.lock();
             let (at, count) = if appends {

@@ -449,8 +449,14 @@ pub(super) fn absent_run<P: Platform>(
     index: EntryIndex,
     limit: u32,
 ) -> (u32, Entry) {
-    let limit = absent_limit(memory, run::load(entries, index), limit);
-    P::Arch::match_absent(&entries[index.positions(limit)])
+    let first = run::load(entries, index);
+    if P::Arch::is_prot_none(first) {
+        let limit = absent_limit(memory, first, limit);
+        return P::Arch::match_absent(&entries[index.positions(limit)]);
+    }
+    // Apart, because other absent entries have no bits to gather, which the loop then leaves out.
+    let (count, _) = P::Arch::match_absent(&entries[index.positions(limit)]);
+    (count, first)
 }
 
 /// Drops the mappings and swap slots of the `count` absent entries of a run, which has the combined

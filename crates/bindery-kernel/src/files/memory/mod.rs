@@ -14,7 +14,7 @@ use crate::platform::Machine;
 use crate::process;
 use crate::sync::SleepingMutex;
 
-use super::attributes::{Attributes, Change, Kind, Patience};
+use super::attributes::{self, Attributes, Change, Kind, Patience};
 use super::inode::{Common, new_number};
 use super::manner::limited;
 use super::node::{Node, file_access};
@@ -218,6 +218,10 @@ impl Node for Regular {
 
     fn permissions(&self) -> (u32, (u32, u32)) {
         self.common.permissions()
+    }
+
+    fn sets_ids(&self) -> bool {
+        attributes::sets_ids(self.common.mode())
     }
 
     fn change(&self, change: &Change) -> Result<(), Errno> {
