@@ -24,6 +24,7 @@ mod no_vma_lock;
 mod owners;
 mod page_out;
 mod parts;
+mod passed_over;
 mod patterns;
 mod pending_calls;
 mod pending_page_outs;

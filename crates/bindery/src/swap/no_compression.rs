@@ -108,6 +108,11 @@ impl<P: Platform> CompressedStore<P> {
     }
 
     #[inline]
+    pub(crate) fn has_room_for(&self, _frames: &Frames<P>, _pages: u32) -> bool {
+        false
+    }
+
+    #[inline]
     pub(crate) fn usage(&self) -> CompressedUsage {
         CompressedUsage::NONE
     }

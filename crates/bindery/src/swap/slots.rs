@@ -64,12 +64,33 @@ impl<P: Platform> Swap<P> {
 }
 
 /// Allocates slots: a block of 2^`order`, or up to `most` single slots. Tries the areas by falling
-/// priority. Nothing refers to the slots yet.
+/// priority: first those whose content surely finds room, and then all. Nothing refers to the slots
+/// yet.
 #[inline(never)]
 pub(crate) fn allocate_slots<P: Platform>(
     memory: &Memory<P>,
     order: Order,
     most: u32,
+) -> Option<SlotRun> {
+    let Memory { swap, frames, .. } = memory;
+    let mut passed_over = false;
+    // A page that got a slot and finds no room afterwards would stay in memory, unmapped.
+    let run = allocate_in(memory, order, most, |area| {
+        let has_room = area.has_device() || swap.store.has_room_for(frames, order.pages());
+        passed_over |= !has_room;
+        has_room
+    });
+    // The store may still have room, and a page filled with one word needs none.
+    if run.is_none() && passed_over { allocate_in(memory, order, most, |_| true) } else { run }
+}
+
+/// As [`allocate_slots`], in the areas that `accepts` returns true for.
+#[inline(always)]
+fn allocate_in<P: Platform>(
+    memory: &Memory<P>,
+    order: Order,
+    most: u32,
+    mut accepts: impl FnMut(&SlotArea<P>) -> bool,
 ) -> Option<SlotRun> {
     let areas = &memory.swap.areas;
     // Also below: other CPUs write the lists of a stopped area, from which no slots are allocated.
@@ -82,6 +103,7 @@ pub(crate) fn allocate_slots<P: Platform>(
         for (number, area) in (0..).zip(areas) {
             if is_usable(area)
                 && i32::from(area.priority()) == priority
+                && accepts(area)
                 && let Some(run) = area.allocate(memory, number, order, most)
             {
                 return Some(run);

@@ -243,6 +243,13 @@ impl<P: Platform> CompressedStore<P> {
         self.pools.may_take(frames)
     }
 
+    /// Whether `pages` pages would find room even if they did not compress, besides those that are
+    /// already on their way.
+    #[inline]
+    pub(crate) fn has_room_for(&self, frames: &Frames<P>, pages: u32) -> bool {
+        self.pools.has_room_for(frames, pages)
+    }
+
     /// The current usage.
     pub(crate) fn usage(&self) -> CompressedUsage {
         self.pools.usage()

@@ -39,6 +39,10 @@ use crate::sync::{Mutex, MutexGuard};
 /// is one more than that of the CPU.
 pub(super) const SHARED: u32 = 0;
 
+/// The maximum number of free frames that [`Pools::has_room_for`] leaves to pages that have slots
+/// but are not stored yet.
+const MOST_ON_THE_WAY: u64 = 512;
+
 /// A CPU's part of compressed memory.
 pub(crate) struct StorePart<P: Platform> {
     pool: Mutex<P::SpinLock, Pool>,
@@ -188,6 +192,15 @@ impl<P: Platform> Pools<P> {
     pub(super) fn may_take(&self, frames: &Frames<P>) -> bool {
         self.searches.state() != drains::EMPTY
             || self.lacked_memory.load(Relaxed) && frames.free_frame_count() > 0
+    }
+
+    /// Whether `pages` pages would find room even if they did not compress, and with them the pages
+    /// that are already on their way: up to an eighth of the limit stays free for these.
+    #[inline]
+    pub(super) fn has_room_for(&self, frames: &Frames<P>, pages: u32) -> bool {
+        let limit = self.quota.limit();
+        let least = (limit / 8).min(MOST_ON_THE_WAY).max(u64::from(pages));
+        limit.saturating_sub(self.quota.granted()) >= least && self.may_take(frames)
     }
 
     /// The sums over all pools, which are counted one after another.
