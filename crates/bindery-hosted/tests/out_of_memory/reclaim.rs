@@ -11,7 +11,7 @@ use bindery::{
     Sealing, Sharing, Userfault, UserfaultFeatures, UserfaultModes, UserfaultScope, VmallocOptions,
     WriteProtectMode, testing,
 };
-use bindery_hosted::{Machine, Program};
+use bindery_hosted::{Machine, MemoryFiles, Program};
 use bindery_linux::proc::{SCAN_END, SCAN_WORDS, pagemap_scan};
 
 use crate::support::{GIB, MIB, READ_WRITE, anywhere, audit, fixed, kernel, options, strict};
@@ -147,6 +147,12 @@ const CALLS: &[(&str, Call)] = &[
     ("UFFDIO_UNREGISTER of the middle", |world| {
         ok(world.space.unregister_userfault(world.fd, up(SERVED, 4 * PAGE), 8 * PAGE))
     }),
+    ("UFFDIO_UNREGISTER of two mappings of a file", |world| {
+        map_file_twice(world).map_err(|error| error.to_string())?;
+        let modes = UserfaultModes::WRITE_PROTECT;
+        ok(world.space.register_userfault(world.fd, FREE, 16 * PAGE, modes))?;
+        ok(world.space.unregister_userfault(world.fd, FREE, 12 * PAGE))
+    }),
     ("UFFDIO_WRITEPROTECT", |world| {
         ok(world.space.handler(world.fd).write_protect(SERVED, 8 * MIB, WriteProtectMode::PROTECT))
     }),
@@ -197,6 +203,18 @@ fn map_shared(world: &World<'_, '_>, at: VirtAddr) -> Result<VirtAddr, Error> {
     };
     let access = bindery::FileAccess::READ | bindery::FileAccess::WRITE;
     world.space.mmap_object(&request, &MapObject { object: world.object, offset: 0, access })
+}
+
+/// Maps eight pages of a file, and others after them that are not the next of the file.
+fn map_file_twice(world: &World<'_, '_>) -> Result<(), Error> {
+    let files = Box::leak(Box::new(MemoryFiles::new()));
+    let file = world.memory.file(files, 1, 64 * PAGE)?;
+    for (at, offset) in [(FREE, 0), (up(FREE, 8 * PAGE), 32 * PAGE)] {
+        let request = MapRequest { sharing: Sharing::Shared, ..fixed(at.0, 8 * PAGE) };
+        let access = bindery::FileAccess::READ | bindery::FileAccess::WRITE;
+        world.space.mmap_object(&request, &MapObject { object: &file, offset, access })?;
+    }
+    Ok(())
 }
 
 /// Makes memory run out at each point of the call in turn; other programs' pages can be reclaimed.

@@ -5,9 +5,11 @@ use std::thread;
 use bindery::addr::VirtAddr;
 use bindery::platform::Cpu;
 use bindery::{
-    Access, Error, FaultError, FillMode, Remap, UserfaultFault, UserfaultFeatures, UserfaultKind,
-    UserfaultModes, UserfaultScope, WaitingFaults,
+    Access, Error, FaultError, FileAccess, FillMode, MapObject, MapRequest, Remap, Sharing,
+    UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultModes, UserfaultScope,
+    WaitingFaults,
 };
+use bindery_hosted::MemoryFiles;
 use bindery_linux::userfault_text;
 
 use super::fixture::{AT, PAGE, PAGES, Wish, at, with_features, with_fixture, with_wish};
@@ -231,6 +233,37 @@ fn closing_wakes_all_who_wait() {
         register(fixture.fd).unwrap();
         fixture.space.unregister_userfault(fixture.fd, VirtAddr(4 * AT), length).unwrap();
         fixture.space.fault(VirtAddr(4 * AT + 2 * PAGE), Access::Write).unwrap();
+    });
+}
+
+/// The mappings of a userfaultfd whose handle was dropped count as not registered.
+#[test]
+fn another_unregisters_what_a_closed_one_served() {
+    with_fixture(|fixture| {
+        let space = fixture.space;
+        let modes = UserfaultModes::MISSING;
+        let fd = space.userfault(UserfaultFeatures::empty(), UserfaultScope::All).unwrap();
+        space.unregister_userfault(fixture.fd, at(8), 8 * PAGE).unwrap();
+        space.register_userfault(&fd, at(8), 8 * PAGE, modes).unwrap();
+        let all = || space.unregister_userfault(fixture.fd, at(0), PAGES * PAGE);
+        assert_eq!(all(), Err(Error::Invalid), "the other one is open");
+        drop(fd);
+        assert_eq!(all(), Ok(()));
+        assert_eq!(space.mapping_count(), 1, "nothing refers to a userfaultfd");
+        // Asynchronous protection also concerns files, whose mappings are refused otherwise.
+        let features = UserfaultFeatures::WP_ASYNC;
+        let [first, second] =
+            [(); 2].map(|()| space.userfault(features, Default::default()).unwrap());
+        let file = fixture.memory.file(Box::leak(Box::new(MemoryFiles::new())), 1, PAGE).unwrap();
+        let request = MapRequest { sharing: Sharing::Shared, ..fixed(4 * AT, PAGE) };
+        let access = FileAccess::READ | FileAccess::WRITE;
+        space.mmap_object(&request, &MapObject { object: &file, offset: 0, access }).unwrap();
+        let modes = UserfaultModes::WRITE_PROTECT;
+        space.register_userfault(&first, VirtAddr(4 * AT), PAGE, modes).unwrap();
+        drop(first);
+        let unregistered = space.unregister_userfault(&second, VirtAddr(4 * AT), PAGE);
+        assert_eq!(unregistered, Err(Error::Invalid), "a mapping of a file");
+        space.munmap(VirtAddr(4 * AT), PAGE).unwrap();
     });
 }
 

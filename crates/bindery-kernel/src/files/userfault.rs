@@ -320,8 +320,14 @@ impl Node for Userfaultfd {
 
     fn closed(&self, _: u32) {
         let purpose = core::mem::replace(&mut *self.purpose.lock(), Purpose::Closed);
-        if let Purpose::Serving(space, handle) = purpose
-            && let Some(space) = space.upgrade()
+        let (space, handle) = match purpose {
+            Purpose::Serving(space, handle) => (space.upgrade(), handle),
+            Purpose::Inherited(handle) => {
+                (process::spaces().find(|space| space.owns_userfault(&handle)), handle)
+            }
+            Purpose::New(..) | Purpose::Closed => return,
+        };
+        if let Some(space) = space
             && let Some(handle) = Arc::into_inner(handle)
         {
             space.close_userfault(handle);

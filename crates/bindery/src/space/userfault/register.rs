@@ -8,7 +8,7 @@ use crate::error::{Error, Failure};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::op::Op;
-use crate::space::userfault::userfault_range;
+use crate::space::userfault::{is_served, userfault_range};
 use crate::userfault::{self, Userfault, UserfaultFeatures, UserfaultModes, UserfaultState};
 use crate::vma::{MappingFlags, Vma};
 use crate::vmas::{Parts, VmaView};
@@ -44,6 +44,9 @@ pub(super) fn takes_pages(vma: &Vma) -> bool {
 /// The modes in which the VMA is registered.
 fn modes_of(vma: &Vma) -> UserfaultModes {
     let mut modes = UserfaultModes::empty();
+    if !is_served(vma) {
+        return modes;
+    }
     modes.set(UserfaultModes::MISSING, vma.has(MappingFlags::USERFAULT_MISSING));
     modes.set(UserfaultModes::WRITE_PROTECT, vma.has(MappingFlags::USERFAULT_WRITE_PROTECT));
     modes.set(UserfaultModes::MINOR, vma.has(MappingFlags::USERFAULT_MINOR));
@@ -74,7 +77,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     }
 
     /// Unregisters the mappings in `length` bytes at `start` and wakes the faults that wait there
-    /// (`UFFDIO_UNREGISTER`). Skips mappings that the userfaultfd does not serve.
+    /// (`UFFDIO_UNREGISTER`). Skips mappings that are not registered; those of userfaultfds that
+    /// were closed count as such, and no longer refer to them afterwards.
     ///
     /// Context: may sleep. Complexity: linear in the number of mappings in the range, and in the
     /// number of runs in mappings that were registered for write-protection.
@@ -128,8 +132,14 @@ fn unregister_userfault<P: Platform>(
         return Err(Error::Invalid);
     }
     let mut done = range.start();
+    // An attempt that finds no memory may have unregistered a mapping that is refused unless it is
+    // registered. So its repetition does not check the mappings again.
+    let mut may = false;
     let result = space.operate_with_reclaim(|op| {
-        may_unregister(*op.vmas, range, userfault)?;
+        if !may {
+            may_unregister(*op.vmas, range, userfault)?;
+            may = true;
+        }
         unregister(op, range, userfault, &mut done)
     });
     // Faults in mappings that are still registered continue to wait.
@@ -170,12 +180,16 @@ fn may_register<P: Platform>(
         if !vma.has(MappingFlags::MAY_WRITE) {
             return Err(Error::AccessDenied);
         }
-        let others = vma.userfault_pointer().filter(|other| *other != userfault.pointer());
-        if others.is_some() && !vma.userfault().is_some_and(UserfaultState::is_closed) {
+        if belongs_to_another(vma, userfault) {
             return Err(Error::Busy);
         }
     }
     if found { Ok(()) } else { Err(Error::Invalid) }
+}
+
+/// Whether a userfaultfd other than `userfault` serves the VMA. One that is closed serves none.
+fn belongs_to_another<P: Platform>(vma: &Vma, userfault: &Userfault<'_, P>) -> bool {
+    is_served(vma) && vma.userfault_pointer() != Some(userfault.pointer())
 }
 
 fn register<P: Platform>(
@@ -227,8 +241,7 @@ fn may_unregister<P: Platform>(
     let mut found = false;
     for vma in vmas.overlapping(range) {
         found = true;
-        let other = vma.userfault_pointer();
-        let others = other.is_some_and(|other| other != userfault.pointer());
+        let others = belongs_to_another(vma, userfault);
         if others || !can_be_served(vma, modes_of(vma), userfault.state()) {
             return Err(Error::Invalid);
         }
@@ -236,7 +249,8 @@ fn may_unregister<P: Platform>(
     if found { Ok(()) } else { Err(Error::Invalid) }
 }
 
-/// Unregisters the VMAs of the range. Records the end of the finished part in `done`.
+/// Unregisters the VMAs of the range that belong to the userfaultfd or to closed ones. Records the
+/// end of the finished part in `done`.
 fn unregister<P: Platform>(
     op: &mut Op<'_, '_, P>,
     range: VirtRange,
@@ -247,7 +261,7 @@ fn unregister<P: Platform>(
     let mut parts = Parts::of(range);
     while let Some((vma, part)) = parts.next(*op.vmas) {
         *done = part.start();
-        if vma.userfault_pointer() != Some(userfault.pointer()) {
+        if vma.userfault_pointer().is_none() || belongs_to_another(vma, userfault) {
             continue;
         }
         let flags = vma.flags() - MappingFlags::USERFAULT;
