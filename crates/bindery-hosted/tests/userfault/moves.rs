@@ -5,14 +5,14 @@ use std::thread;
 use bindery::addr::VirtAddr;
 use bindery::arch::Permissions;
 use bindery::{
-    Errno, Error, FillMode, Inspection, MoveMode, Operation, PartialFill, UserfaultFeatures,
-    UserfaultModes, UserfaultScope,
+    Advice, Errno, Error, FillMode, Inspection, MoveMode, Operation, PartialFill,
+    UserfaultFeatures, UserfaultModes, UserfaultScope,
 };
 use bindery_hosted::Program;
 
 use super::fixture::{AT, Fixture, PAGE, PAGES, Wish, at, with_fixture, with_wish};
 use crate::support::kernel::Finished;
-use crate::support::{GIB, fixed};
+use crate::support::{GIB, fixed, use_order};
 
 /// The address of the handler's pages, which are not registered.
 const FROM: u64 = 4 * GIB;
@@ -55,6 +55,38 @@ fn a_fault_waits_until_its_page_is_moved() {
         });
         assert_eq!(fixture.space.inspect(source(3)), Inspection::Empty);
     });
+}
+
+/// As on Linux, a page whose content may be dropped (`MADV_FREE`) counts as written once it has
+/// moved.
+#[test]
+fn freed_pages_keep_their_content_once_moved() {
+    // A huge leaf, or a table as a whole; pages of one table; a folio, to two tables.
+    let cases = [(0, 0, 512), (608, 608, 32), (504, 512, 16)];
+    for (order, (to, from, pages)) in
+        [0, 4, 9].into_iter().flat_map(|order| cases.map(|case| (order, case)))
+    {
+        with_fixture(|fixture| {
+            let (space, memory) = (fixture.space, fixture.memory);
+            let area = memory.swap_on(PAGES, 0).unwrap();
+            use_order(memory, order);
+            prepare(fixture, PAGES);
+            space.madvise(source(0), PAGES * PAGE, Advice::Free).unwrap();
+            let handler = space.handler(fixture.fd);
+            handler.move_pages(at(to), source(from), pages * PAGE, MoveMode::empty()).unwrap();
+            space.madvise(at(0), PAGES * PAGE, Advice::PageOut).unwrap();
+            // A lost page would otherwise be asked for.
+            space.unregister_userfault(fixture.fd, at(0), PAGES * PAGE).unwrap();
+            let program = Program::new(fixture.machine, space);
+            for page in 0..pages {
+                let there = program.load(at(to + page));
+                assert_eq!(there, Ok(from + page + 1), "order {order}, page {page} of {pages}");
+            }
+            space.munmap(at(0), PAGES * PAGE).unwrap();
+            space.munmap(source(0), PAGES * PAGE).unwrap();
+            memory.swap_off(&area).unwrap();
+        });
+    }
 }
 
 #[test]

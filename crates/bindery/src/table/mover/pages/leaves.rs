@@ -276,6 +276,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             return Err(MoveStop::Busy);
         }
         lock.give_to(self.policy.what.owner, index);
+        self.keep_content(folio);
         page_table.write_leaves(stretch.to.plus(at), self.arrived(gathered), count);
         stretch.left += count;
         stretch.stale = true;

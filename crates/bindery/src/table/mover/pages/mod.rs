@@ -38,7 +38,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Order, PAGE_SIZE, VirtAddr};
 use crate::arch::{self, Arch, Attributes, Entry, EntryIndex, Kind, Level};
-use crate::folio::{FolioBatch, HeldFolio, OwnerMark};
+use crate::folio::{Folio, FolioBatch, HeldFolio, OwnerMark};
 use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::table::locking::SPAN_ENTRIES;
@@ -395,6 +395,17 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             expected = expected.wrapping_add(P::Arch::STEP);
         }
         differ == 0
+    }
+
+    /// Makes the content of a lazily freed folio (`MADV_FREE`) survive reclaim: as on Linux, a page
+    /// counts as written once it has moved. A leaf that moves unchanged is dirty, so only the other
+    /// leaves may map such a folio.
+    #[inline]
+    fn keep_content(&self, folio: Folio) {
+        let handle = self.page_table.memory.frames.folio(folio);
+        if handle.is_lazy() {
+            handle.mark_dirty();
+        }
     }
 
     /// The entry at the target for `entry`, a leaf taken from the source: soft-dirty, and writable

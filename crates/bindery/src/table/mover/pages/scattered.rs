@@ -74,6 +74,7 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             return Err(MoveStop::Busy);
         }
         lock.give_to(self.policy.what.owner, index);
+        self.keep_content(folio);
         let mut page = at;
         while page < at + count {
             page += self.restore_run(page, at + count - page);

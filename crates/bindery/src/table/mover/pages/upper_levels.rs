@@ -155,9 +155,10 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
             return Err(MoveStop::Busy);
         }
         self.gather.stale(self.piece.source(), P::Arch::PMD);
-        let arrived = match lock {
-            Some(lock) => {
+        let arrived = match folio.zip(lock) {
+            Some((folio, lock)) => {
                 lock.give_to(self.policy.what.owner, FolioIndex::new(self.index_at(0)));
+                self.keep_content(folio);
                 self.arrived(old)
             }
             None => old,
@@ -439,9 +440,12 @@ impl<'s, P: Platform> PagesPiece<'_, 's, '_, '_, P> {
                 if let Some(index) = index {
                     lock.give_to(what.source_owner, index);
                 }
-            } else if entry.0 & P::Arch::SOFT_DIRTY == 0 {
-                for word in &words[at.positions(count)] {
-                    word.fetch_or(P::Arch::SOFT_DIRTY, Ordering::Relaxed);
+            } else {
+                self.keep_content(folio);
+                if entry.0 & P::Arch::SOFT_DIRTY == 0 {
+                    for word in &words[at.positions(count)] {
+                        word.fetch_or(P::Arch::SOFT_DIRTY, Ordering::Relaxed);
+                    }
                 }
             }
             drop(lock);
