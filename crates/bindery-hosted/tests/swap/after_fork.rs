@@ -2,11 +2,12 @@
 //! slots. Swap holds their content, so they need no memory once no process maps them.
 
 use bindery::addr::VirtAddr;
-use bindery::{AddressSpace, Advice, Protection};
+use bindery::arch::{Absent, X86_64};
+use bindery::{Access, AddressSpace, Advice, Error, Inspection, Protection, testing};
 use bindery_hosted::{Machine, Program, Walk};
 
 use super::fixture::{Swapping, with_swap};
-use crate::support::{GIB, READ_WRITE, audit};
+use crate::support::{GIB, READ_WRITE, audit, fixed, options, strict};
 
 const AT: u64 = GIB;
 const PAGE: u64 = 4096;
@@ -190,7 +191,67 @@ fn what_is_in_the_cache_in_part_goes_out<A: Walk>() {
     }
 }
 
+/// The entries of a slot have a maximum, and the mappings of a page in memory have none that
+/// processes reach.
+fn a_page_whose_slot_is_full_comes_in<A: Walk>() {
+    for order in [0, 4, 9] {
+        with_swap::<A>(order, 4096, |swapping| {
+            let (memory, space) = (swapping.memory, swapping.space);
+            swapping.map(AT, PAGES);
+            swapping.fill(AT, PAGES);
+            swapping.page_out(AT, PAGES);
+            let first = space.fork().unwrap();
+            let slots = [5, 300].map(|page| {
+                let found = space.inspect(VirtAddr(AT + page * PAGE));
+                let Inspection::Absent(Absent::Swap { device, slot, .. }) = found else {
+                    panic!("{found:?}")
+                };
+                (device, slot)
+            });
+            // This process and its child name the slot, and two processes may.
+            let others = i16::MAX - 1;
+            let count = |by| {
+                for (area, slot) in slots {
+                    testing::damage_slot(memory, area, slot, by);
+                }
+            };
+            count(others);
+            let asked = swapping.machine.ran_out_of_memory();
+            let second = space.fork().unwrap();
+            assert_eq!(swapping.machine.ran_out_of_memory(), asked);
+            count(-others);
+            let folios = if order == 9 { 1 } else { 2 };
+            assert_eq!(swapping.swapped(AT, PAGES), PAGES - (folios << order), "order {order}");
+            audit(swapping.machine, memory, &[space, &first, &second]);
+            for child in [&first, &second, space] {
+                assert_reads(swapping, child, 0);
+            }
+            audit(swapping.machine, memory, &[space, &first, &second]);
+        });
+    }
+}
+
+#[test]
+fn a_lost_page_may_have_no_more_entries() {
+    let (machine, memory) = strict::<X86_64<4>>(16 << 20);
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    space.mmap(&fixed(AT, PAGES * PAGE)).unwrap();
+    space.fault(VirtAddr(AT), Access::Write).unwrap();
+    let absent =
+        Absent::Swap { device: 0, slot: 7, exclusive: false, soft_dirty: false, userfault: false };
+    testing::plant(&space, VirtAddr(AT + 3 * PAGE), 1, absent);
+    testing::damage_slot(&memory, 0, 7, i16::MAX);
+    assert_eq!(space.fork().err(), Some(Error::LimitReached));
+    assert_eq!(machine.ran_out_of_memory(), 0, "no memory would help");
+    testing::damage_slot(&memory, 0, 7, -i16::MAX);
+    audit(&machine, &memory, &[&space]);
+    space.fork().unwrap();
+    space.munmap(VirtAddr(AT), PAGES * PAGE).unwrap();
+    testing::forget_areas(&memory);
+}
+
 on_every_architecture! {
+    full => a_page_whose_slot_is_full_comes_in;
     partly => what_is_in_the_cache_in_part_goes_out;
     caller => what_the_caller_alone_maps_goes_out;
     children => what_two_children_map_stays;

@@ -141,7 +141,7 @@ pub(crate) use cpu::{
 };
 pub(crate) use early_read::source_of_slot;
 pub(crate) use read_around::begin_read_around;
-pub(crate) use slots::{allocate_slots, find_cached, is_slot_resident, state_of};
+pub(crate) use slots::{allocate_slots, find_cached, is_slot_full, is_slot_resident, state_of};
 pub(crate) use unmapped::{after_unmapping, leave_cache, send_out_again};
 pub(crate) use writeback::{
     AllInUse, TakeRequest, finish_own_writes, lock_folio, lock_kept, try_write_out,

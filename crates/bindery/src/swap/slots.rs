@@ -132,6 +132,12 @@ fn state_in<P: Platform>(
     Some(SlotState(cell))
 }
 
+/// Whether no further entry may refer to the slot.
+pub(crate) fn is_slot_full<P: Platform>(memory: &Memory<P>, area: u8, slot: u64) -> bool {
+    let state = state_of(memory, area, slot);
+    state.is_some_and(|state| u64::from(state.entries()) >= slot_state::MAX_ENTRIES)
+}
+
 /// Whether the slot's page is in memory and complete.
 pub(crate) fn is_slot_resident<P: Platform>(memory: &Memory<P>, area: u8, slot: u64) -> bool {
     let state = state_of(memory, area, slot);

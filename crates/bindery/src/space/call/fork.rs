@@ -12,6 +12,7 @@ use crate::userfault::Notices;
 use crate::vma::{Holds, MappingFlags, Purpose, Vma};
 use crate::vmas::VmaSet;
 
+use super::swap_off::swap_in_full_slots;
 use crate::space::AddressSpace;
 use crate::space::op::Op;
 use crate::space::userfault::events;
@@ -34,8 +35,23 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// signal was pending before the end. An error changes nothing, except that the parent's next
     /// writes may fault once more. (Linux also checks for signals at each mapping. Its check before
     /// the copy, at which any signal restarts the call, is the embedder's task.)
+    /// [`Error::LimitReached`] if 32,768 entries already refer to the slot of a page in swap, and
+    /// the page cannot be read.
     pub fn fork(&self) -> Result<Self, Error> {
-        self.page_table.memory.outermost(|| fork_once(self))
+        fork(self)
+    }
+}
+
+fn fork<'m, P: Platform>(space: &AddressSpace<'m, P>) -> Result<AddressSpace<'m, P>, Error> {
+    loop {
+        match space.page_table.memory.outermost(|| fork_once(space)) {
+            // The limit of a slot. Nothing limits the processes that map a page in memory.
+            Err(Error::LimitReached) => swap_in_full_slots(space).map_err(|error| {
+                let lost = matches!(error, Error::Fault(_));
+                if lost { Error::LimitReached } else { error }
+            })?,
+            result => return result,
+        }
     }
 }
 

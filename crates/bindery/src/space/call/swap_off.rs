@@ -1,12 +1,12 @@
 //! Swaps in all pages of one swap area (an address space's part of `swapoff(2)`), or of a range.
 
-use crate::addr::{VirtAddr, VirtRange};
+use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Kind};
 use crate::error::{Error, Failure, FaultError};
 use crate::interrupt;
 use crate::object::Wait;
 use crate::platform::Platform;
-use crate::swap::SwapArea;
+use crate::swap::{SwapArea, is_slot_full};
 use crate::table::PageTable;
 use crate::table::look;
 
@@ -29,7 +29,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// [`Error::Interrupted`] for a signal. Pages that were already swapped in stay in memory, and
     /// the other pages stay usable.
     pub fn swap_in_area(&self, area: &SwapArea) -> Result<(), Error> {
-        bring_back(self, interrupt::check_any, |at| next_in_area(self, at, area.number))
+        let in_area = |device, _| device == area.number;
+        bring_back(self, interrupt::check_any, |at| next_in_swap(self, at, in_area))
     }
 }
 
@@ -45,8 +46,20 @@ pub(in crate::space) fn swap_in_range<P: Platform>(
     bring_back(space, interrupt::check, |at| {
         let _guard = space.vmas.lock();
         let rest = VirtRange::raw(range.start().max(at).0, range.end().0);
-        first_in_swap(&space.page_table, rest, |_| true)
+        first_in_swap(&space.page_table, rest, |_, _| true)
     })
+}
+
+/// Swaps in the pages whose slots have the maximum number of entries, so that a child can share the
+/// pages themselves. The caller holds no lock.
+///
+/// # Errors
+/// As [`AddressSpace::swap_in_area`], but only a fatal signal interrupts it.
+#[cold]
+pub(super) fn swap_in_full_slots<P: Platform>(space: &AddressSpace<'_, P>) -> Result<(), Error> {
+    let memory = space.page_table.memory;
+    let is_full = |device, slot| is_slot_full(memory, device, slot);
+    bring_back(space, interrupt::check, |at| next_in_swap(space, at, is_full))
 }
 
 /// Swaps in each page that `next` returns, until `next` returns `None` or `check` fails. `next`
@@ -92,17 +105,17 @@ fn bring_back_page<P: Platform>(
     }
 }
 
-/// The first page from `at` on whose entry refers to the area.
-fn next_in_area<P: Platform>(
+/// The first page from `at` on whose area and slot `wanted` accepts.
+fn next_in_swap<P: Platform>(
     space: &AddressSpace<'_, P>,
     at: VirtAddr,
-    area: u8,
+    wanted: impl Fn(u8, u64) -> bool,
 ) -> Option<VirtAddr> {
     let vmas = space.vmas.lock();
     let mut at = at;
     while let Some(vma) = vmas.view().first_ending_after(at.0) {
         let range = VirtRange::raw(vma.start().max(at.0), vma.end());
-        let found = first_in_swap(&space.page_table, range, |device| device == area);
+        let found = first_in_swap(&space.page_table, range, &wanted);
         if found.is_some() {
             return found;
         }
@@ -111,21 +124,23 @@ fn next_in_area<P: Platform>(
     None
 }
 
-/// The first page of `range` that is in swap, in an area that `wanted` accepts. The caller holds
-/// the mutex.
+/// The first page of `range` that is in swap, in an area and a slot that `wanted` accepts. The
+/// caller holds the mutex.
 fn first_in_swap<P: Platform>(
     page_table: &PageTable<'_, P>,
     range: VirtRange,
-    wanted: impl Fn(u8) -> bool,
+    wanted: impl Fn(u8, u64) -> bool,
 ) -> Option<VirtAddr> {
     let mut found = None;
     look::look(page_table, range, |looked| {
-        let level = looked.node.level;
+        let (level, start) = (looked.node.level, looked.range.start());
         if level.kind(looked.raw) == Kind::Absent
-            && let Some(Absent::Swap { device, .. }) = P::Arch::decode_absent(looked.raw)
-            && wanted(device)
+            && let Some(Absent::Swap { device, slot, .. }) = P::Arch::decode_absent(looked.raw)
         {
-            found = Some(looked.range.start());
+            // A huge entry refers to consecutive slots.
+            let first = slot + ((start.0 & (level.span() - 1)) >> PAGE_SHIFT);
+            let page = (0..looked.range.pages()).find(|page| wanted(device, first + page));
+            found = page.map(|page| start.offset(page << PAGE_SHIFT));
         }
         found.is_none()
     });

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::addr::{Frame, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Attributes, Entry, Equal, Level};
-use crate::error::Failure;
+use crate::error::{Error, Failure};
 use crate::folio::{Folio, LiveOwner};
 use crate::interrupt;
 use crate::memory::{Memory, share_frames};
@@ -61,7 +61,8 @@ impl ForkCopy<'_> {
 /// once per run.
 ///
 /// On failure, and after a fatal signal, `child` contains a part of the range, and the pages of
-/// that part are write-protected here; the next write restores its permission.
+/// that part are write-protected here; the next write restores its permission. Fails with
+/// [`Error::LimitReached`] if a slot is named by the maximum number of entries.
 pub(super) fn copy_to<'m, P: Platform>(
     edit: &mut Edit<'_, 'm, P>,
     child: &PageTable<'m, P>,
@@ -117,6 +118,8 @@ fn copy_parts<'m, P: Platform>(
                 edit.flush_stale();
             }
             Err(CopyStop::Refused) => return Err(Failure::NoMemory),
+            // The caller may swap the page in, which no reclaim replaces.
+            Err(CopyStop::SlotFull) => return Err(Error::LimitReached.into()),
             Err(CopyStop::Short(at)) => {
                 tables.refill()?;
                 parts.go_on_from(at);
@@ -158,6 +161,8 @@ enum CopyStop {
     Pinned(PinnedRun),
     /// A folio cannot take another mapping, or a huge leaf has no deposit.
     Refused,
+    /// A slot cannot take another entry.
+    SlotFull,
 }
 
 /// The copy of one lock span: the locked entries of both sides.
@@ -373,7 +378,7 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
             let slots = SlotRun { area: device, first: slot, count: run.pages() };
             if slots.dup(memory).is_err() {
                 drop_target_deposit(target, run, table);
-                return Err(CopyStop::Refused);
+                return Err(CopyStop::SlotFull);
             }
             target.counts.swap_pages += u64::from(slots.count);
         }
