@@ -6,11 +6,10 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use bindery::Platform;
 use bindery::addr::Frame;
 use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation};
-use bindery::sync::SpinLock;
 
 use spin::Once;
 
-use crate::sync::{self, SleepingLock};
+use crate::sync::{self, SleepingLock, SpinLock};
 use crate::{arch, kernel_lock, options, time};
 
 /// The thread services that memory management needs.
@@ -55,6 +54,10 @@ fn threads() -> Option<&'static dyn Threads> {
     THREADS.get().copied()
 }
 
+/// A grace period of the time in which only the first CPU runs threads. It is over at once: the
+/// caller is outside of sections, and so are all other threads. Those of `kernel_lock` are above 0.
+const ALONE: GracePeriod = GracePeriod(0);
+
 /// The machine that the kernel runs on.
 pub struct Machine;
 
@@ -66,9 +69,11 @@ pub struct Machine;
 //    for the kernel's lock. Without that lock only the first CPU runs programs. The kernel's own
 //    addresses are the same for all CPUs, and each may have walked them speculatively, so
 //    `arch::invalidate_kernel` flushes every running CPU, idle or not, and waits for all.
-// 3. No thread is preempted in the kernel, none sleeps in a read section, and all code of the
-//    kernel but the answers to requests holds the kernel's lock. So the caller of `synchronize` or
-//    `is_over` runs on the only CPU that enters sections, outside of any.
+// 3. No thread is preempted in the kernel, and none sleeps in a read section. As long as only the
+//    first CPU runs threads, the caller of `synchronize` or `is_over` is outside of sections, and
+//    so are all other threads. From then on, all the time that a CPU spends in the kernel is one
+//    section in the count of `kernel_lock`, so those of the core need no count of their own. It
+//    ends where the CPU is outside of those: with the kernel's lock, and in these two functions.
 // 4. `arch::cpu` reads the CPU's own register.
 // 5. The kernel root is the boot code's, which nothing frees.
 unsafe impl Platform for Machine {
@@ -141,7 +146,7 @@ unsafe impl Platform for Machine {
     }
 
     fn relax(&self) {
-        core::hint::spin_loop();
+        sync::relax();
     }
 
     fn park(&self, word: &AtomicU32, expected: u32) {
@@ -165,8 +170,16 @@ unsafe impl Platform for Machine {
     #[inline]
     fn leave_read(&self) {}
 
+    fn synchronize(&self) {
+        if kernel_lock::is_used() {
+            kernel_lock::synchronize(sync::relax);
+        }
+    }
+
     #[inline]
-    fn synchronize(&self) {}
+    fn grace_period(&self) -> GracePeriod {
+        if kernel_lock::is_used() { kernel_lock::grace_period() } else { ALONE }
+    }
 
     fn yield_if_due(&self) {
         if let Some(threads) = threads() {
@@ -231,9 +244,9 @@ unsafe impl Platform for Machine {
     }
 
     #[inline]
-    fn is_over(&self, _period: GracePeriod) -> bool {
-        // The caller is outside of sections, and so are all other threads (3).
-        true
+    fn is_over(&self, period: GracePeriod) -> bool {
+        // The number, rather than a second look at the CPUs: a free asks both in a row.
+        period == ALONE || kernel_lock::is_over(period)
     }
 
     #[inline]

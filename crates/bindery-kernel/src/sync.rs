@@ -1,12 +1,46 @@
 //! Locks.
 //!
-//! Interrupts are off in the kernel, so spinning locks need no special care. A lock that is held
-//! across a sleep must be a [`SleepingMutex`].
+//! Interrupts are off in the kernel, so the holder of a spinning lock does nothing about them. A
+//! waiter answers other CPUs itself ([`SpinLock`]). A lock that is held across a sleep must be a
+//! [`SleepingMutex`].
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use bindery::sync::{RawLock, SpinLock};
+use bindery::sync::{Interrupts, RawLock};
 use spin::Once;
+
+use crate::{arch, kernel_lock};
+
+/// Waits a moment for another CPU. Answers its requests, because it may wait for the answer: it
+/// flushes TLBs with locks held, and this CPU has its interrupts off.
+#[inline]
+pub fn relax() {
+    if kernel_lock::is_used() {
+        arch::answer();
+    }
+    core::hint::spin_loop();
+}
+
+/// The interrupts of a CPU in the kernel: always off.
+pub enum Off {}
+
+impl Interrupts for Off {
+    type State = ();
+
+    #[inline]
+    fn disable() {}
+
+    #[inline]
+    fn restore((): ()) {}
+
+    #[inline]
+    fn relax() {
+        relax();
+    }
+}
+
+/// A lock whose waiters spin, and answer the requests of other CPUs meanwhile.
+pub type SpinLock = bindery::sync::SpinLock<Off>;
 
 /// No thread has the lock.
 const FREE: u32 = 0;
@@ -79,7 +113,7 @@ pub fn set_parked(count: u32) {
 pub fn park(word: &AtomicU32, expected: u32) {
     match PARKING.get() {
         Some(parking) => parking.park(word, expected),
-        None => core::hint::spin_loop(),
+        None => relax(),
     }
 }
 

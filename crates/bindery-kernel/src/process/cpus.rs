@@ -5,13 +5,11 @@
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use crate::arch::{self, CpuRecord};
-
 use crate::kernel_lock;
 
 use super::thread::{NO_CPU, Thread, work};
 
-/// The maximum number of CPUs that run threads; further ones only idle.
-pub const MOST: usize = 64;
+pub use crate::kernel_lock::MOST_CPUS as MOST;
 
 /// The records of the CPUs that run threads, by number.
 static RECORDS: [AtomicPtr<CpuRecord>; MOST] =

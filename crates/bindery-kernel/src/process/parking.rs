@@ -36,7 +36,7 @@ fn sleep_on(word: &AtomicU32, expected: u32, sleep: impl FnOnce()) {
     if !scheduler::is_in_thread() {
         // Threads on other CPUs may change the word.
         kernel_lock::offer();
-        core::hint::spin_loop();
+        sync::relax();
         return;
     }
     let thread = scheduler::current_thread();
