@@ -6,6 +6,7 @@ use bindery::{Access, FaultError, Resolved};
 use linux_raw_sys::general::{BUS_ADRERR, SEGV_ACCERR, SEGV_MAPERR, SIGBUS, SIGSEGV};
 
 use crate::arch::{self, Registers};
+use crate::kernel_lock;
 use crate::process::{self, scheduler, signal};
 use crate::trap::{self, From};
 
@@ -17,6 +18,22 @@ pub fn page_fault(registers: &mut Registers, address: u64, access: Access) {
         unresolved(address, access, problem);
     }
     trap::leave(registers, From::Exception);
+}
+
+/// As [`page_fault`], where several CPUs run threads and the calling CPU does not hold the kernel's
+/// lock. The core resolves most faults without it.
+pub fn page_fault_beside_others(registers: &mut Registers, address: u64, access: Access) {
+    scheduler::count_page_fault();
+    let outcome = kernel_lock::beside(|| fault(address, access));
+    // An interrupt announces work that comes later, and arrives in the program.
+    if outcome.is_err() || trap::has_work() {
+        kernel_lock::lock();
+        if let Err(problem) = outcome {
+            unresolved(address, access, problem);
+        }
+        trap::leave(registers, From::Exception);
+        kernel_lock::unlock();
+    }
 }
 
 /// Resolves a fault with the rights of the running thread.

@@ -12,7 +12,8 @@ use spin::Once;
 use crate::sync::{self, SleepingLock, SpinLock};
 use crate::{arch, kernel_lock, options, time};
 
-/// The thread services that memory management needs.
+/// The thread services that memory management needs. Those that may sleep are called with the
+/// kernel's lock. All others are called anywhere, and without the lock in a program's fault.
 pub trait Threads: Sync {
     /// As [`Platform::park_for_handler`].
     fn park_for_handler(&self, word: &AtomicU32, expected: u32);
@@ -66,14 +67,15 @@ pub struct Machine;
 //    are the free memory of the boot protocol, without image, heap and initramfs.
 // 2. `arch::invalidate` waits until the caller's TLB is flushed, and `arch::invalidate_on_others`
 //    those of the other CPUs in the set, which answer in an interrupt handler or while they wait
-//    for the kernel's lock. Without that lock only the first CPU runs programs. The kernel's own
+//    for the kernel's lock or a spin lock. Without that lock only the first CPU runs programs. The kernel's own
 //    addresses are the same for all CPUs, and each may have walked them speculatively, so
 //    `arch::invalidate_kernel` flushes every running CPU, idle or not, and waits for all.
 // 3. No thread is preempted in the kernel, and none sleeps in a read section. As long as only the
 //    first CPU runs threads, the caller of `synchronize` or `is_over` is outside of sections, and
 //    so are all other threads. From then on, all the time that a CPU spends in the kernel is one
 //    section in the count of `kernel_lock`, so those of the core need no count of their own. It
-//    ends where the CPU is outside of those: with the kernel's lock, and in these two functions.
+//    ends where the CPU is outside of those: with the kernel's lock or a fault, at a wait for that
+//    lock, and in these two functions.
 // 4. `arch::cpu` reads the CPU's own register.
 // 5. The kernel root is the boot code's, which nothing frees.
 unsafe impl Platform for Machine {
@@ -155,7 +157,7 @@ unsafe impl Platform for Machine {
 
     fn park_for_handler(&self, word: &AtomicU32, expected: u32) {
         if let Some(threads) = threads() {
-            threads.park_for_handler(word, expected);
+            kernel_lock::inside(|| threads.park_for_handler(word, expected));
         }
     }
 
@@ -182,8 +184,11 @@ unsafe impl Platform for Machine {
     }
 
     fn yield_if_due(&self) {
-        if let Some(threads) = threads() {
-            threads.yield_if_due();
+        // A fault without the kernel's lock takes it only where its time slice may be over.
+        if (kernel_lock::is_held() || time::is_due())
+            && let Some(threads) = threads()
+        {
+            kernel_lock::inside(|| threads.yield_if_due());
         }
     }
 
@@ -227,7 +232,7 @@ unsafe impl Platform for Machine {
 
     fn collect_memory(&self) {
         if let Some(threads) = threads() {
-            threads.collect_memory();
+            kernel_lock::inside(|| threads.collect_memory());
         }
     }
 

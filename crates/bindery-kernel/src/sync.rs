@@ -4,7 +4,7 @@
 //! waiter answers other CPUs itself ([`SpinLock`]). A lock that is held across a sleep must be a
 //! [`SleepingMutex`].
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering, fence};
 
 use bindery::sync::{Interrupts, RawLock};
 use spin::Once;
@@ -88,7 +88,8 @@ pub trait Parking: Sync {
     /// As [`park`].
     fn park(&self, word: &AtomicU32, expected: u32);
 
-    /// Wakes all threads that are parked on the word at this address.
+    /// Wakes all threads that are parked on the word at this address. Called with or without the
+    /// kernel's lock, and with spin locks held.
     fn unpark(&self, word: *const AtomicU32);
 }
 
@@ -112,7 +113,7 @@ pub fn set_parked(count: u32) {
 /// could change the word during the sleep.
 pub fn park(word: &AtomicU32, expected: u32) {
     match PARKING.get() {
-        Some(parking) => parking.park(word, expected),
+        Some(parking) => kernel_lock::inside(|| parking.park(word, expected)),
         None => relax(),
     }
 }
@@ -121,6 +122,11 @@ pub fn park(word: &AtomicU32, expected: u32) {
 #[cold]
 #[inline(never)]
 pub fn unpark(word: *const AtomicU32) {
+    if kernel_lock::is_used() {
+        // The change of the word before the count: a thread that is about to sleep counts itself
+        // before it reads the word again.
+        fence(Ordering::SeqCst);
+    }
     if PARKED.load(Ordering::Relaxed) > 0
         && let Some(parking) = PARKING.get()
     {

@@ -45,13 +45,17 @@ pub fn interrupt(registers: Option<&mut Registers>) {
     }
 }
 
+/// Whether the running thread has work on its way to its program.
+#[inline(always)]
+pub fn has_work() -> bool {
+    process::current().work.load(Ordering::Relaxed) != 0
+}
+
 /// Performs the pending work of a thread on its way to its program: yields the CPU, ends, or runs a
 /// signal handler.
 #[inline(always)]
 pub fn leave(registers: &mut Registers, from: From) {
-    if process::current().work.load(Ordering::Relaxed) != 0
-        || from == From::SystemCall && registers.is_restart()
-    {
+    if has_work() || from == From::SystemCall && registers.is_restart() {
         work(registers, from);
     }
 }

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, io, process};
 
 use bindery_cli::guest::command_line::CommandLine;
@@ -109,8 +110,11 @@ struct Disk(PathBuf);
 
 impl Disk {
     fn new(architecture: Architecture, program: &Program, size: u64) -> io::Result<Self> {
+        /// Two trials may run one program at the same time.
+        static DISKS: AtomicU32 = AtomicU32::new(0);
         let (Program::C(source) | Program::Script(source)) = program;
-        let name = format!("bindery-{}-{}-{}", process::id(), architecture.name(), stem(source));
+        let (name, number) = (stem(source), DISKS.fetch_add(1, Ordering::Relaxed));
+        let name = format!("bindery-{}-{}-{name}-{number}", process::id(), architecture.name());
         let path = env::temp_dir().join(name);
         File::create_new(&path)?.set_len(size)?;
         Ok(Self(path))

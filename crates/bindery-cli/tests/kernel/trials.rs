@@ -32,9 +32,13 @@ const WORKLOADS: [(&str, &[&str]); 12] = [
     ),
 ];
 
-/// The programs that are also run on a machine with a second CPU, and the names of their trials.
-const ON_TWO_PROCESSORS: [(&str, &str); 2] =
-    [("sys_cpu", "two_processors_listed"), ("threads", "two_processors")];
+/// The programs that are also run on a machine with more CPUs, which is their argument: the names of
+/// these trials, and the number of CPUs.
+const ON_MORE_PROCESSORS: [(&str, &str, u32); 3] = [
+    ("cpus_faults", "cpus_faults_on_four", 4),
+    ("sys_cpu", "two_processors_listed", 2),
+    ("threads", "two_processors", 2),
+];
 
 /// Models of AArch64 before ARMv8.1, on small boards: they have no atomic instructions (FEAT_LSE),
 /// no hardware that marks entries accessed and dirty (FEAT_HAFDBS), and no PAN.
@@ -83,9 +87,9 @@ pub fn all() -> Result<Vec<Trial>, String> {
         if ON_OLD_PROCESSORS.contains(&name.as_str()) {
             trials.extend(on_old_processors(&name, &source, &directives));
         }
-        if let Some((_, trial)) = ON_TWO_PROCESSORS.iter().find(|(program, _)| *program == name) {
-            directives.processors = 2;
-            directives.arguments = vec!["2".to_owned()];
+        if let Some((trial, processors)) = on_more_processors(&name) {
+            directives.processors = processors;
+            directives.arguments = vec![processors.to_string()];
             add(&mut trials, trial, &Program::C(source), &directives);
         }
     }
@@ -109,6 +113,12 @@ pub fn all() -> Result<Vec<Trial>, String> {
     Ok(trials)
 }
 
+/// The trial of a program on more CPUs, and their number.
+fn on_more_processors(name: &str) -> Option<(&'static str, u32)> {
+    let found = ON_MORE_PROCESSORS.iter().find(|(program, ..)| *program == name);
+    found.map(|(_, trial, processors)| (*trial, *processors))
+}
+
 fn add(trials: &mut Vec<Trial>, name: &str, program: &Program, directives: &Directives) {
     for architecture in Architecture::ALL {
         let (program, directives) = (program.clone(), directives.clone());
@@ -127,8 +137,8 @@ fn on_old_processors<'a>(
         let program = Program::C(source.to_owned());
         let mut directives = directives.clone();
         directives.processor = Some(processor.to_owned());
-        if ON_TWO_PROCESSORS.iter().any(|(program, _)| *program == name) {
-            directives.processors = 2;
+        if let Some((_, processors)) = on_more_processors(name) {
+            directives.processors = processors;
         }
         let architecture = Architecture::AArch64;
         let name = format!("{}::{name}_on_{processor}", architecture.directory());

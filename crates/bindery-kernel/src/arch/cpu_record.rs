@@ -3,7 +3,7 @@
 //! Only the CPU itself writes its record, in the kernel, where nothing interrupts it. So plain loads
 //! and stores suffice, and the fields are atomics only because other CPUs may read them.
 
-use core::sync::atomic::{AtomicPtr, AtomicU64};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64};
 
 /// The record of one CPU.
 #[repr(C)]
@@ -22,6 +22,9 @@ pub struct CpuRecord {
     pub turn_ends: AtomicU64,
     /// The time that the CPU's timer is set for; `u64::MAX` for none.
     pub timer_at: AtomicU64,
+    /// Whether the CPU holds the kernel's lock, and whether it is in the core without it, in the
+    /// form of [`crate::kernel_lock`].
+    pub in_kernel: AtomicU8,
     /// The number of the CPU.
     pub number: u64,
 }
@@ -37,6 +40,7 @@ impl CpuRecord {
             faults_at_switch: AtomicU64::new(0),
             turn_ends: AtomicU64::new(u64::MAX),
             timer_at: AtomicU64::new(u64::MAX),
+            in_kernel: AtomicU8::new(0),
             number,
         }
     }

@@ -12,6 +12,7 @@ use bindery::{
 
 use crate::disk;
 use crate::errno::{Errno, Outcome};
+use crate::kernel_lock;
 use crate::memory::memory;
 use crate::platform::Machine;
 use crate::sync::Mutex;
@@ -48,13 +49,15 @@ impl Pager for Silent {
     }
 
     fn begin_write(&self, request: WriteRequest<'_>) {
-        let mut device = self.0.lock();
-        if device.fails || device.kept.len() == device.kept.capacity() {
-            drop(device);
-            request.fail(PagerError::InputOutput);
-        } else {
-            device.kept.push((Machine.thread(), request.keep()));
-        }
+        kernel_lock::inside(|| {
+            let mut device = self.0.lock();
+            if device.fails || device.kept.len() == device.kept.capacity() {
+                drop(device);
+                request.fail(PagerError::InputOutput);
+            } else {
+                device.kept.push((Machine.thread(), request.keep()));
+            }
+        });
     }
 
     fn write(&self, _: u64, _: u64, _: &[StoredBytes<'_>]) -> Result<(), PagerError> {

@@ -1,8 +1,10 @@
 //! The CPUs that run threads, and which of them idle.
 //!
-//! All of it is guarded by the kernel's lock ([`crate::kernel_lock`]).
+//! Only the holder of the kernel's lock ([`crate::kernel_lock`]) marks its CPU as idle, or takes that
+//! mark back. A CPU that makes a thread ready takes the mark from another one, with or without the
+//! lock ([`call_for`]).
 
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
 
 use crate::arch::{self, CpuRecord};
 use crate::kernel_lock;
@@ -51,6 +53,20 @@ pub(super) fn record(cpu: usize) -> Option<&'static CpuRecord> {
     unsafe { record.as_ref() }
 }
 
+/// Does work while no fault of another CPU is in the core; not at all if one waits for the kernel's
+/// lock there.
+pub(super) fn without_faults<T>(work: impl FnOnce() -> T) -> Option<T> {
+    if !kernel_lock::is_used() {
+        return Some(work());
+    }
+    kernel_lock::hold_off((0..MOST).filter_map(record), work)
+}
+
+/// Whether another CPU has a fault in the core.
+pub(super) fn has_any_fault() -> bool {
+    kernel_lock::is_used() && (0..MOST).filter_map(record).any(kernel_lock::has_fault)
+}
+
 /// The record of the CPU that runs the thread.
 pub(super) fn record_of(thread: &Thread) -> Option<&'static CpuRecord> {
     if core::ptr::eq(arch::running().cast_const().cast(), thread) {
@@ -68,9 +84,11 @@ pub(super) fn page_faults() -> u64 {
     records.map(|record| record.page_faults.load(Ordering::Relaxed)).sum()
 }
 
-/// Marks the calling CPU as idle.
+/// Marks the calling CPU as idle. It then looks for ready threads once more.
 pub(super) fn begin_to_idle() {
     IDLE.fetch_or(own_bit(), Ordering::Relaxed);
+    // The mark before the look: as in `call_for`.
+    fence(Ordering::SeqCst);
 }
 
 /// Ends [`begin_to_idle`].
@@ -87,12 +105,18 @@ pub(super) fn all_others_idle() -> bool {
 /// one of them gets time slices.
 pub(super) fn call_for(thread: &Thread) {
     let allowed = thread.allowed.load(Ordering::Relaxed) & online();
-    let idle = IDLE.load(Ordering::Relaxed) & allowed;
-    // The caller itself is marked as idle if an interrupt has woken it.
-    let chosen = if idle & own_bit() != 0 { own_bit() } else { idle & idle.wrapping_neg() };
-    if chosen != 0 {
-        IDLE.fetch_and(!chosen, Ordering::Relaxed);
-    }
+    // The thread in the queue before the look at the marks: a CPU that has not set its own yet looks
+    // into the queue after that.
+    fence(Ordering::SeqCst);
+    let chosen = loop {
+        let idle = IDLE.load(Ordering::Relaxed) & allowed;
+        // The caller itself is marked as idle if an interrupt has woken it.
+        let chosen = if idle & own_bit() != 0 { own_bit() } else { idle & idle.wrapping_neg() };
+        // Another CPU may have called the chosen one for another thread.
+        if IDLE.fetch_and(!chosen, Ordering::Relaxed) & chosen == chosen {
+            break chosen;
+        }
+    };
     let called = if chosen != 0 { chosen } else { allowed & allowed.wrapping_neg() };
     let is_served_here = chosen == 0 && allowed & own_bit() != 0;
     if called != 0 && called != own_bit() && !is_served_here {

@@ -16,14 +16,14 @@ use crate::calls::segments;
 use crate::errno::{Errno, Outcome};
 use crate::memory::{self, Pages, kernel_map, memory};
 use crate::sync::SleepingMutex;
-use crate::{control, disk, files, log, options, time};
+use crate::{control, disk, files, kernel_lock, log, options, time};
 
 use super::facts::ProgramFacts;
 use super::signal::{self, Information, code};
 use super::thread::work;
 use super::{
-    Capability, Process, background, credentials, futex, jobs, kill, parking, provoke, scheduler,
-    table, thread, timer,
+    Capability, Process, background, cpus, credentials, futex, jobs, kill, parking, provoke,
+    scheduler, table, thread, timer,
 };
 
 /// The time that the remaining processes have to end with the machine, in nanoseconds.
@@ -126,10 +126,15 @@ fn end_process(process: &Arc<Process>) {
     // In the middle of a call of another thread, folios are locked and slots busy, so not all
     // invariants hold. A thread that waits for a userfaultfd holds no such state. The audit at the
     // machine's end always runs.
-    let is_quiet = scheduler::yielded() + parking::parked() == 0;
-    if options::CHECK_AT_EXIT.load(Ordering::Relaxed) && is_quiet {
-        audit();
-        provoke::after_an_audit(process.id);
+    let audit_if_quiet = || {
+        let is_quiet = scheduler::yielded() + parking::parked() == 0;
+        if is_quiet {
+            audit();
+            provoke::after_an_audit(process.id);
+        }
+    };
+    if options::CHECK_AT_EXIT.load(Ordering::Relaxed) {
+        cpus::without_faults(audit_if_quiet);
     }
     if process.id == 1 {
         end_machine(status);
@@ -261,7 +266,7 @@ pub(super) fn end_machine_if_due() {
     // The measured calls have freed all that they unlinked themselves (`Platform::is_over`).
     let deferred = memory().deferred();
     assert!(
-        deferred.ever == 0,
+        deferred.ever == 0 || kernel_lock::is_used(),
         "the core deferred frees, although no reader can run: {deferred:?}"
     );
     arch::power_off(Ended::Program(code))

@@ -10,7 +10,7 @@ use crate::sync::Mutex;
 use crate::{log, time};
 
 use super::credentials::{Capability, credentials};
-use super::{Process, Thread, all, kill, scheduler, signal, thread};
+use super::{Process, Thread, all, cpus, kill, scheduler, signal, thread};
 
 /// The adjustment of a process that is never killed.
 const NEVER: i32 = -1000;
@@ -137,12 +137,13 @@ pub fn memory_ran_out() -> bool {
     signal::must_end(&thread)
 }
 
-/// Waits for threads that yielded while they freed memory, by reclaim or by ending a process. A
-/// thread that finds no memory itself also calls this function; the others do not wait for it, so
-/// the last one continues.
+/// Waits for threads that yielded while they freed memory, by reclaim or by ending a process, and
+/// for faults on other CPUs. A thread that finds no memory itself also calls this function; the
+/// others do not wait for it, so the last one continues.
 fn wait_for_interrupted(thread: &Thread) {
     let patience = time::now() + time::SECOND;
-    while scheduler::yielded() > 0 && !signal::must_end(thread) && time::now() < patience {
+    let are_any = || scheduler::yielded() > 0 || cpus::has_any_fault();
+    while are_any() && !signal::must_end(thread) && time::now() < patience {
         time::expired();
         scheduler::yield_now();
     }

@@ -3,7 +3,7 @@
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::ptr;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::kernel_lock;
 use crate::sync::{self, Mutex};
@@ -42,7 +42,8 @@ fn sleep_on(word: &AtomicU32, expected: u32, sleep: impl FnOnce()) {
     let thread = scheduler::current_thread();
     scheduler::prepare_to_sleep();
     change(|parked| parked.push_back((ptr::from_ref(word).addr(), thread.clone())));
-    // The last check: from here on, a wake-up finds the thread.
+    // The last check: from here on, a wake-up finds the thread (`sync::unpark`).
+    fence(Ordering::SeqCst);
     if word.load(Ordering::Acquire) == expected {
         sleep();
     } else {
@@ -61,7 +62,8 @@ pub fn is_parked(thread: &Thread) -> bool {
     PARKED.lock().iter().any(|(_, parked)| ptr::eq(&**parked, thread))
 }
 
-/// Wakes all threads that sleep on the word at this address. The word may have been freed.
+/// Wakes all threads that sleep on the word at this address. The word may have been freed. The
+/// caller may be in a fault, without the kernel's lock.
 pub fn unpark(word: *const AtomicU32) {
     let address = word.addr();
     change(|parked| {

@@ -177,10 +177,10 @@ impl Sleeper for Thread {
     }
 }
 
-/// Makes a sleeping thread ready.
+/// Makes a sleeping thread ready. The caller may be in a fault, without the kernel's lock, and may
+/// hold spin locks.
 pub fn wake(thread: &Arc<Thread>) {
-    if thread.asleep.swap(false, Ordering::AcqRel) {
-        ready::push(thread.clone());
+    if ready::push_sleeper(thread) {
         // The running thread was the only ready one; from now on it has time slices.
         if time::turn_ends().is_none() && is_in_thread() {
             time::set_turn_end(Some(time::now() + TURN));
@@ -217,11 +217,7 @@ pub fn prepare_to_sleep() {
 
 /// Cancels [`prepare_to_sleep`].
 pub fn stay_awake() {
-    let thread = current();
-    if !thread.asleep.swap(false, Ordering::AcqRel) {
-        // Already woken, so it is in the queue: removes it.
-        ready::remove(thread.0);
-    }
+    ready::keep_awake(current().0);
 }
 
 /// Yields the CPU until [`wake`].
@@ -364,6 +360,12 @@ fn run_threads() -> ! {
         let is_alone = !kernel_lock::is_used();
         if !is_alone {
             cpus::begin_to_idle();
+            // A fault on another CPU may have made a thread ready before it could see that this
+            // one idles.
+            if ready::is_any_for_this_cpu() {
+                cpus::end_to_idle();
+                continue;
+            }
             kernel_lock::unlock();
         }
         arch::sleep();

@@ -362,9 +362,18 @@ pub fn is_waiting(thread: &Thread) -> bool {
 #[cold]
 #[inline(never)]
 fn has_work(thread: &Thread) -> bool {
-    let signals = thread.signals.lock();
-    let set = signals.pending.set | thread.process.pending.lock().set;
-    must_end(thread) || set & !signals.blocked != 0 || thread.process.state.lock().stopped.is_some()
+    must_end(thread) || unblocked(thread) != 0 || thread.process.state.lock().stopped.is_some()
+}
+
+/// The pending signals of the thread and its process that the thread does not block. Takes one lock
+/// after the other: a fault asks without the kernel's lock, while its holder may have one of them and
+/// wait for another.
+fn unblocked(thread: &Thread) -> u64 {
+    let (own, blocked) = {
+        let signals = thread.signals.lock();
+        (signals.pending.set, signals.blocked)
+    };
+    (own | thread.process.pending.lock().set) & !blocked
 }
 
 /// Whether the thread has to end.
@@ -382,8 +391,7 @@ pub fn is_fatal_waiting(thread: &Thread) -> bool {
 
 #[cold]
 fn is_killed(thread: &Thread) -> bool {
-    let signals = thread.signals.lock();
-    let set = (signals.pending.set | thread.process.pending.lock().set) & !signals.blocked;
+    let set = unblocked(thread);
     let (ignored, caught) = thread.process.actions().sets();
     let left = set & !ignored & !caught;
     must_end(thread) || left & !(DEFAULT_IGNORED | STOPPING) != 0

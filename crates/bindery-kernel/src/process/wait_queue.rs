@@ -18,7 +18,7 @@ pub enum Interrupted {
     Deadline,
 }
 
-/// The threads that wait for one event.
+/// The threads that wait for one event. A fault may wake them without the kernel's lock.
 pub struct WaitQueue(Mutex<VecDeque<Arc<Thread>>>);
 
 impl WaitQueue {
@@ -100,13 +100,12 @@ impl WaitQueue {
 
     /// Wakes the `count` oldest waiters. Returns the number of woken threads.
     pub fn wake(&self, count: usize) -> usize {
-        let mut woken = 0;
-        while woken < count {
-            let Some(thread) = self.0.lock().pop_front() else { break };
-            scheduler::wake(&thread);
-            woken += 1;
-        }
-        woken
+        // Locked until all are awake: a fault wakes threads without the kernel's lock, and a thread
+        // that was still to be woken could leave the queue and end.
+        let mut waiting = self.0.lock();
+        let count = count.min(waiting.len());
+        waiting.drain(..count).for_each(|thread| scheduler::wake(&thread));
+        count
     }
 
     fn forget(&self, thread: &Arc<Thread>) {

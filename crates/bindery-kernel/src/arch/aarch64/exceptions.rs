@@ -57,6 +57,11 @@ pub(super) extern "C" fn synchronous(registers: &mut Registers) {
 /// Apart, so that a machine with one CPU pays for one test.
 #[inline(never)]
 fn handle_with_lock(registers: &mut Registers) {
+    if let Some(access) = access(registers.syndrome)
+        && is_for_the_core(registers.syndrome)
+    {
+        return page_fault::page_fault_beside_others(registers, FAR_EL1.get(), access);
+    }
     kernel_lock::lock();
     handle(registers);
     kernel_lock::unlock();
@@ -65,20 +70,32 @@ fn handle_with_lock(registers: &mut Registers) {
 // Inlined into both callers: a fault of a program is a few hundred instructions in all.
 #[inline(always)]
 fn handle(registers: &mut Registers) {
-    let syndrome = registers.syndrome;
+    if registers.syndrome >> 26 == class::SYSTEM_CALL {
+        return trap::system_call(registers);
+    }
+    match access(registers.syndrome) {
+        Some(access) => abort(registers, access),
+        None => other(registers),
+    }
+}
+
+/// The kind of access of a program that was aborted; `None` for any other exception.
+#[inline(always)]
+fn access(syndrome: u64) -> Option<Access> {
     match syndrome >> 26 {
-        class::SYSTEM_CALL => trap::system_call(registers),
         class::DATA_ABORT => {
             // Cache maintenance (bit 8) counts as a read, whatever bit 6 says.
-            let access = match syndrome >> 6 & 0b101 {
-                0b001 => Access::Write,
-                _ => Access::Read,
-            };
-            abort(registers, access);
+            Some(if syndrome >> 6 & 0b101 == 0b001 { Access::Write } else { Access::Read })
         }
-        class::INSTRUCTION_ABORT => abort(registers, Access::Execute),
-        _ => other(registers),
+        class::INSTRUCTION_ABORT => Some(Access::Execute),
+        _ => None,
     }
+}
+
+/// Whether an abort is one that the core may resolve: translation, access flag, permission.
+#[inline(always)]
+fn is_for_the_core(syndrome: u64) -> bool {
+    matches!(syndrome >> 2 & 0b1111, 1..=3)
 }
 
 /// A fault at an address; the low bits of the syndrome give its kind.
@@ -88,8 +105,7 @@ fn abort(registers: &mut Registers, access: Access) {
     let address = FAR_EL1.get();
     let status = registers.syndrome & 0b11_1111;
     match status >> 2 {
-        // Translation, access flag, permission.
-        1..=3 => page_fault::page_fault(registers, address, access),
+        _ if is_for_the_core(status) => page_fault::page_fault(registers, address, access),
         _ if status == ALIGNMENT => trap::exception(registers, SIGBUS, BUS_ADRALN as i32, address),
         // A table entry contains too large an address. The core never writes such an entry.
         0 => trap::exception(registers, SIGBUS, BUS_ADRERR as i32, address),

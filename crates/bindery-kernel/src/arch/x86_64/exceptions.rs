@@ -48,20 +48,34 @@ fn handle_with_lock(registers: &mut Registers) {
         tlb::answer();
         return interrupts::served();
     }
+    if registers.vector == PAGE_FAULT && is_for_the_core(registers.error) {
+        let access = access(registers.error);
+        return page_fault::page_fault_beside_others(registers, fault_address(), access);
+    }
     kernel_lock::lock();
     handle(registers);
     kernel_lock::unlock();
+}
+
+/// Whether a program's page fault is one that the core may resolve.
+fn is_for_the_core(error: u64) -> bool {
+    error & (PRESENT | USER) != PRESENT && error & RESERVED == 0
+}
+
+/// The kind of access that has caused a page fault.
+#[inline(always)]
+fn access(error: u64) -> Access {
+    match error & (FETCH | WRITE) {
+        0 => Access::Read,
+        FETCH => Access::Execute,
+        _ => Access::Write,
+    }
 }
 
 // Inlined into both callers: a fault of a program is a few hundred instructions in all.
 #[inline(always)]
 fn handle(registers: &mut Registers) {
     if registers.vector == PAGE_FAULT {
-        let access = match registers.error & (FETCH | WRITE) {
-            0 => Access::Read,
-            FETCH => Access::Execute,
-            _ => Access::Write,
-        };
         if registers.error & (PRESENT | USER) == PRESENT {
             // QEMU reads the words that `iretq` pops with the rights of the kernel and reports such
             // a fault; a processor never reports a program's access like this. No mapping could
@@ -71,7 +85,7 @@ fn handle(registers: &mut Registers) {
         if registers.error & RESERVED != 0 {
             die(registers);
         }
-        return page_fault::page_fault(registers, fault_address(), access);
+        return page_fault::page_fault(registers, fault_address(), access(registers.error));
     }
     let here = registers.rip;
     // The signals that Linux sends. A signal without an address has the code `SI_KERNEL`.

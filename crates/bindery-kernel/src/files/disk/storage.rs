@@ -11,6 +11,7 @@ use spin::Once;
 
 use crate::arch;
 use crate::disk::{self, Answer, BLOCK_SIZE, Direction, Ended, NewJob};
+use crate::kernel_lock;
 use crate::memory::memory;
 use crate::platform::Machine;
 use crate::sync::{Mutex, SleepingMutex};
@@ -366,10 +367,9 @@ impl Storage {
         disk::flush()?;
         disk::transfer(Direction::Write, block, *page, BLOCK_SIZE)
     }
-}
 
-impl Pager for Storage {
-    fn begin_read(&self, request: ReadRequest<'_>) {
+    /// As [`Pager::begin_read`].
+    fn read_in(&self, request: ReadRequest<'_>) {
         let job = NewJob::of_content();
         let pieces = Pieces { direction: Direction::Read, file: request.file(), store: None };
         let mut page = request.first_page();
@@ -383,7 +383,8 @@ impl Pager for Storage {
         job.answer(Answer::Read(request.keep(), bytes));
     }
 
-    fn begin_write(&self, request: WriteRequest<'_>) {
+    /// As [`Pager::begin_write`].
+    fn write_out(&self, request: WriteRequest<'_>) {
         let pages = request.first_page()..request.first_page() + request.pages();
         let placed = self.volume.lock().place(request.file(), pages);
         let stored = placed.and_then(|store| {
@@ -403,18 +404,8 @@ impl Pager for Storage {
         }
     }
 
-    fn make_writable(
-        &self,
-        file: u64,
-        first_page: u64,
-        pages: u64,
-    ) -> Result<WriteAccess, PagerError> {
-        let pages = first_page..first_page + pages;
-        self.volume.lock().make_writable(file, &pages, time::real_time())?;
-        Ok(WriteAccess::Granted)
-    }
-
-    fn resize(&self, file: u64, size: u64) -> Result<(), PagerError> {
+    /// As [`Pager::resize`].
+    fn set_size(&self, file: u64, size: u64) -> Result<(), PagerError> {
         {
             let mut volume = self.volume.lock();
             volume.note_change(file, time::real_time());
@@ -429,11 +420,8 @@ impl Pager for Storage {
         self.cut(file, size.div_ceil(PAGE_SIZE)..u64::MAX, Some(size))
     }
 
-    fn discard(&self, file: u64, first_page: u64, pages: u64) -> Result<(), PagerError> {
-        self.cut(file, first_page..first_page.saturating_add(pages), None)
-    }
-
-    fn removed(&self, file: u64) {
+    /// As [`Pager::removed`].
+    fn object_ended(&self, file: u64) {
         let has_name = match self.volume.lock().record(file) {
             Some(record) => record.name.is_some(),
             None => return,
@@ -446,5 +434,40 @@ impl Pager for Storage {
         } else if self.remove(file).is_err() {
             self.volume.lock().set_orphan(file, true);
         }
+    }
+}
+
+impl Pager for Storage {
+    fn begin_read(&self, request: ReadRequest<'_>) {
+        kernel_lock::inside(|| self.read_in(request));
+    }
+
+    fn begin_write(&self, request: WriteRequest<'_>) {
+        kernel_lock::inside(|| self.write_out(request));
+    }
+
+    /// Without the kernel's lock in a fault: only the volume's lock guards it.
+    fn make_writable(
+        &self,
+        file: u64,
+        first_page: u64,
+        pages: u64,
+    ) -> Result<WriteAccess, PagerError> {
+        let pages = first_page..first_page + pages;
+        self.volume.lock().make_writable(file, &pages, time::real_time())?;
+        Ok(WriteAccess::Granted)
+    }
+
+    fn resize(&self, file: u64, size: u64) -> Result<(), PagerError> {
+        kernel_lock::inside(|| self.set_size(file, size))
+    }
+
+    fn discard(&self, file: u64, first_page: u64, pages: u64) -> Result<(), PagerError> {
+        let pages = first_page..first_page.saturating_add(pages);
+        kernel_lock::inside(|| self.cut(file, pages, None))
+    }
+
+    fn removed(&self, file: u64) {
+        kernel_lock::inside(|| self.object_ended(file));
     }
 }
