@@ -67,9 +67,10 @@ pub struct Machine;
 //    are the free memory of the boot protocol, without image, heap and initramfs.
 // 2. `arch::invalidate` waits until the caller's TLB is flushed, and `arch::invalidate_on_others`
 //    those of the other CPUs in the set, which answer in an interrupt handler or while they wait
-//    for the kernel's lock or a spin lock. Without that lock only the first CPU runs programs. The kernel's own
-//    addresses are the same for all CPUs, and each may have walked them speculatively, so
-//    `arch::invalidate_kernel` flushes every running CPU, idle or not, and waits for all.
+//    for the kernel's lock or a spin lock. Without the kernel's lock only the first CPU runs
+//    programs. The kernel's own addresses are the same for all CPUs, and each may have walked them
+//    speculatively, so `arch::invalidate_kernel` flushes every running CPU, idle or not, and waits
+//    for all.
 // 3. No thread is preempted in the kernel, and none sleeps in a read section. As long as only the
 //    first CPU runs threads, the caller of `synchronize` or `is_over` is outside of sections, and
 //    so are all other threads. From then on, all the time that a CPU spends in the kernel is one

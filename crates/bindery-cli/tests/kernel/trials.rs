@@ -32,8 +32,8 @@ const WORKLOADS: [(&str, &[&str]); 12] = [
     ),
 ];
 
-/// The programs that are also run on a machine with more CPUs, which is their argument: the names of
-/// these trials, and the number of CPUs.
+/// The programs that are also run on a machine with more CPUs, whose number is their argument: the
+/// names of these trials, and the number.
 const ON_MORE_PROCESSORS: [(&str, &str, u32); 3] = [
     ("cpus_faults", "cpus_faults_on_four", 4),
     ("sys_cpu", "two_processors_listed", 2),

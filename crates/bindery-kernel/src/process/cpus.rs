@@ -1,8 +1,8 @@
 //! The CPUs that run threads, and which of them idle.
 //!
-//! Only the holder of the kernel's lock ([`crate::kernel_lock`]) marks its CPU as idle, or takes that
-//! mark back. A CPU that makes a thread ready takes the mark from another one, with or without the
-//! lock ([`call_for`]).
+//! Only the holder of the kernel's lock ([`crate::kernel_lock`]) marks its CPU as idle, or takes
+//! that mark back. A CPU that makes a thread ready takes the mark from another one, with or without
+//! the lock ([`call_for`]).
 
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
 
@@ -105,8 +105,8 @@ pub(super) fn all_others_idle() -> bool {
 /// one of them gets time slices.
 pub(super) fn call_for(thread: &Thread) {
     let allowed = thread.allowed.load(Ordering::Relaxed) & online();
-    // The thread in the queue before the look at the marks: a CPU that has not set its own yet looks
-    // into the queue after that.
+    // The thread in the queue before the look at the marks: a CPU that has not set its own yet
+    // looks into the queue after that.
     fence(Ordering::SeqCst);
     let chosen = loop {
         let idle = IDLE.load(Ordering::Relaxed) & allowed;

@@ -1,7 +1,7 @@
 //! The run queue: the threads that are ready, for all CPUs, in order of arrival.
 //!
-//! Its lock orders wake-ups by faults, which do not hold the kernel's lock. A thread leaves the queue
-//! only by a CPU that holds that lock, so no thread that is woken early runs before it sleeps.
+//! Its lock orders wake-ups by faults, which do not hold the kernel's lock. A thread leaves the
+//! queue only by a CPU that holds that lock, so a thread that is woken early first sleeps.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;

@@ -366,8 +366,8 @@ fn has_work(thread: &Thread) -> bool {
 }
 
 /// The pending signals of the thread and its process that the thread does not block. Takes one lock
-/// after the other: a fault asks without the kernel's lock, while its holder may have one of them and
-/// wait for another.
+/// after the other: a fault asks without the kernel's lock, while its holder may have one of them
+/// and wait for another.
 fn unblocked(thread: &Thread) -> u64 {
     let (own, blocked) = {
         let signals = thread.signals.lock();
