@@ -237,7 +237,7 @@ pub fn write(descriptor: i32, segments: &Segments, start: Start, flags: u32) -> 
     if start == Start::Position && !node.is_seekable() {
         return drain(node, 0, segments, patience);
     }
-    if segments.total() > 0 {
+    if node.sets_ids() && segments.total() > 0 {
         permission::drop_set_ids(node)?;
     }
     match start {

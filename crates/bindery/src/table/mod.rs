@@ -32,7 +32,7 @@
 //! | `split_folio` | splits folios where they are mapped |
 //! | `zap`, `zap_except`, `zap_chosen` | unmapping; unmapping with exceptions or of chosen runs |
 //! | `zap_few` | unmapping a few pages of one table |
-//! | `zap_rmap` | drops mappings and swap slots of zapped entries after the flush |
+//! | `zap_rmap`, `zap_pages` | drop mappings and swap slots of zapped entries after the flush |
 //! | `descent` | from a table down to the entry for an address |
 //! | `detach` | removes tables from the tree |
 //! | `look` | reads mappings without changing them |
@@ -80,6 +80,7 @@ pub(crate) mod zap;
 pub(crate) mod zap_chosen;
 pub(crate) mod zap_except;
 mod zap_few;
+mod zap_pages;
 mod zap_rmap;
 
 use core::ops::Deref;

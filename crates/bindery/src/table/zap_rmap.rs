@@ -22,6 +22,7 @@ use super::free_table;
 use super::locking::{LockSet, Node};
 use super::run::{self, Entries};
 use super::zap_few::LockedTable;
+use super::zap_pages::{drop_shared_pages, drop_single_pages};
 
 /// Drops the mappings of zapped entries.
 pub(super) struct RmapZap<'d, 'm, P: Platform> {
@@ -193,11 +194,8 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
                 unsafe { self.run(entries, index, entry) }
             } else {
                 let limit = (entries.len() as u32 - index.number()).min(entry_count - dropped);
-                let (count, first) = absent_run(memory, entries, index, limit);
-                self.counts.mapped(OwnerKind::Anonymous, count);
                 // SAFETY: 1. and 2. as for the leaves.
-                unsafe { self.absent(Level::PTE, first, count) };
-                count
+                unsafe { self.absent_run(entries, index, limit) }
             };
             if missing != 0 {
                 for word in &entries[index.positions(count)] {
@@ -274,7 +272,7 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
     ///
     /// # Safety
     /// 1. and 2. As [`RmapZap::run`].
-    #[inline(never)]
+    #[inline]
     unsafe fn absent(&mut self, level: Level<P::Arch>, first: Entry, count: u32) {
         let (memory, pages) = (self.memory, count << level.order().0);
         match P::Arch::decode_absent(first) {
@@ -289,6 +287,20 @@ impl<'d, 'm, P: Platform> RmapZap<'d, 'm, P> {
             }
             Some(Absent::Marker(_)) | None => {}
         }
+    }
+
+    /// As [`RmapZap::run`], for the absent entries from `index` on, at most `limit`.
+    ///
+    /// # Safety
+    /// 1. and 2. As [`RmapZap::run`].
+    // Out of line, because the caller's registers are for leaves.
+    #[inline(never)]
+    unsafe fn absent_run(&mut self, entries: &[AtomicU64], index: EntryIndex, limit: u32) -> u32 {
+        let (count, first) = absent_run(self.memory, entries, index, limit);
+        self.counts.mapped(OwnerKind::Anonymous, count);
+        // SAFETY: 1. and 2. passed on.
+        unsafe { self.absent(Level::PTE, first, count) };
+        count
     }
 
     /// As [`RmapZap::run`], for zero pages or for the embedder's frames.
@@ -379,65 +391,6 @@ pub(super) unsafe fn drop_suspended_few<P: Platform>(
     // obligation 1.
     let dropped = unsafe { zap.leaves(table, leaves) };
     memory.frames.table(table).change_entry_count(0, dropped);
-}
-
-/// Drops the mappings of single anonymous pages without other mappings or references. Stops at the
-/// first entry of another kind. The stored entries lack the bits `missing`. Returns the number of
-/// mappings. This is a separate function so that its state stays in registers.
-///
-/// # Safety
-/// 1. and 2. As [`RmapZap::run`].
-#[inline(never)]
-unsafe fn drop_single_pages<P: Platform>(
-    memory: &Memory<P>,
-    entries: &[AtomicU64],
-    missing: u64,
-    batch: &mut FreeBatch<'_, P>,
-) -> u32 {
-    let mut dropped = 0;
-    for word in entries {
-        let raw = word.load(Ordering::Relaxed);
-        let entry = Entry(raw | missing);
-        // The pages of a contiguous run belong to a large folio.
-        if raw == 0 || entry.0 & P::Arch::PRESENT == 0 || P::Arch::is_contig(entry) {
-            break;
-        }
-        let folio = memory.frames.folio_of(P::Arch::frame(entry));
-        let Some(folio) = folio.filter(|folio| folio.order == Order::PAGE) else { break };
-        // SAFETY: 1. and 2. the caller's obligations 1 and 2.
-        if !unsafe { memory.frames.folio(folio).free_anonymous_into(batch, 1) } {
-            break;
-        }
-        dropped += 1;
-    }
-    dropped
-}
-
-/// As [`drop_single_pages`], for single anonymous pages with other mappings.
-///
-/// # Safety
-/// 1. and 2. As [`RmapZap::run`].
-#[inline(never)]
-unsafe fn drop_shared_pages<P: Platform>(
-    memory: &Memory<P>,
-    entries: &[AtomicU64],
-    missing: u64,
-) -> u32 {
-    let mut dropped = 0;
-    for word in entries {
-        let raw = word.load(Ordering::Relaxed);
-        let entry = Entry(raw | missing);
-        if raw == 0 || entry.0 & P::Arch::PRESENT == 0 || P::Arch::is_contig(entry) {
-            break;
-        }
-        let (frame, dirty) = (P::Arch::frame(entry), P::Arch::attributes(entry).dirty);
-        // SAFETY: 1. and 2. the caller's obligations 1 and 2.
-        if !unsafe { unmap_shared_page(&memory.frames, frame, dirty) } {
-            break;
-        }
-        dropped += 1;
-    }
-    dropped
 }
 
 /// The run of absent entries from `index` on, of at most `limit` entries, and its first entry with

@@ -76,7 +76,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// As [`AddressSpace::madvise_with_keys`], but the steps of the result do the work of
     /// [`Advice::PopulateRead`], [`Advice::PopulateWrite`], [`Advice::PageOut`] and
     /// [`Advice::Remove`], and return their errors. So do they for advice that drops contents, once
-    /// the address space has had a userfaultfd. Other advice is carried out immediately.
+    /// a userfaultfd of the address space has subscribed to removals. Other advice is carried out immediately.
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::madvise`].
     ///
@@ -252,7 +252,7 @@ fn madvise<P: Platform>(
 
 /// Whether userfaultfds have to hear of the advice before it is carried out.
 fn is_told<P: Platform>(space: &AddressSpace<'_, P>, advice: Advice) -> bool {
-    advice.effect().loss == Loss::Contents && space.has_userfaults()
+    advice.effect().loss == Loss::Contents && space.hears_of_removals()
 }
 
 /// Carries the advice out, after the userfaultfds have heard of it.

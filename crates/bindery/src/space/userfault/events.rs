@@ -12,6 +12,8 @@
 
 use core::ptr::NonNull;
 
+use core::sync::atomic::Ordering;
+
 use crate::addr::{VirtAddr, VirtRange};
 use crate::error::{Error, NoMemory};
 use crate::platform::Platform;
@@ -106,6 +108,7 @@ pub(in crate::space) fn child_userfault<P: Platform>(
     let make = || UserfaultState::new(identity, state.features(), state.scope());
     let made = memory.slab().allocate_with(&memory.frames, make);
     let made = made.ok_or(NoMemory)?;
+    child.userfaults.note(state.features());
     // SAFETY: 1. the VMA holds the userfaultfd, and the fork holds the mutex.
     if unsafe { notices.push(memory, identity, parent, QueuedMessage::Fork(made)) }.is_err() {
         // SAFETY: 1. this is the only reference, and no other thread knows of the state.
@@ -120,6 +123,12 @@ impl<P: Platform> AddressSpace<'_, P> {
     #[inline]
     pub(in crate::space) fn has_userfaults(&self) -> bool {
         cfg!(feature = "userfault") && self.userfaults.get() != 0
+    }
+
+    /// Whether a userfaultfd of the address space ever subscribed to removals of contents.
+    #[inline]
+    pub(in crate::space) fn hears_of_removals(&self) -> bool {
+        cfg!(feature = "userfault") && self.userfaults.hears_of_removals.load(Ordering::Relaxed)
     }
 }
 

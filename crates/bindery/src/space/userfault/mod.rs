@@ -30,7 +30,7 @@ pub use protect::WriteProtectMode;
 pub(super) use protect::{lift_protection, map_protected_page};
 pub(super) use wait::{PolledHandler, Served, awaits_handler, serve_by_userfault};
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::Memory;
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
@@ -91,6 +91,7 @@ fn new_userfault<'m, P: Platform>(
     let memory = space.page_table.memory;
     let make = || {
         let identity = space.userfaults.get_or_make(memory);
+        space.userfaults.note(features);
         Userfault::new(built, memory, identity, features, scope)
     };
     memory.retry(|| Ok(make().ok_or(NoMemory)?))
@@ -100,11 +101,15 @@ fn new_userfault<'m, P: Platform>(
 /// number is never reused for another address space, so a handle that outlives its address space is
 /// harmless.
 #[derive(Default)]
-pub(super) struct UserfaultIdentity(AtomicU64);
+pub(super) struct UserfaultIdentity {
+    number: AtomicU64,
+    /// Whether a userfaultfd subscribed to removals. Never reset.
+    hears_of_removals: AtomicBool,
+}
 
 impl UserfaultIdentity {
     fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.number.load(Ordering::Relaxed)
     }
 
     /// The number, allocated now if the address space has none.
@@ -114,8 +119,15 @@ impl UserfaultIdentity {
             return known;
         }
         let new = memory.new_identity();
-        let set = self.0.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed);
+        let set = self.number.compare_exchange(0, new, Ordering::Relaxed, Ordering::Relaxed);
         set.err().unwrap_or(new)
+    }
+
+    /// Records the features of a new userfaultfd.
+    fn note(&self, features: UserfaultFeatures) {
+        if features.contains(UserfaultFeatures::EVENT_REMOVE) {
+            self.hears_of_removals.store(true, Ordering::Relaxed);
+        }
     }
 }
 
