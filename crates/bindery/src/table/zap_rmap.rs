@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::Memory;
 use crate::addr::{Frame, Order, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Equal, Kind, Level};
-use crate::folio::{Folio, OwnerKind, unmap_shared_page};
+use crate::folio::{Folio, OwnerKind};
 use crate::frame::{FrameRange, FreeBatch};
 use crate::memory::{absent_limit, shown_limit, unmap_frames, unmap_pages, unmap_shown};
 use crate::platform::Platform;
