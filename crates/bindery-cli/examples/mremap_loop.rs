@@ -21,7 +21,7 @@ use bindery::addr::{Order, VirtAddr};
 use bindery::platform::Cpu;
 use bindery::{
     Access, AddressSpace, Counts, MapRequest, Place, Protection, Reach, Remap, Resolved, SizeMode,
-    SpaceOptions, TlbOnLeave,
+    SpaceOptions,
 };
 use bindery_hosted::{ArchitectureName, Config, Machine, TlbKind, Visitor, Walk, dispatch};
 
@@ -57,7 +57,6 @@ impl Visitor for Loop {
         for _ in 0..self.iterations {
             moves += once(&space, self.target)?;
         }
-        space.leave(TlbOnLeave::Flushed);
         println!(
             "{} calls of mremap: {} entries read, {} written, {} invalidations",
             self.iterations, moves.entries_read, moves.entries_written, moves.invalidations

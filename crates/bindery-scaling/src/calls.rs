@@ -8,7 +8,7 @@ use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::sync::RawLock;
 use bindery::{
     Access, Accounting, AddressSpace, Advice, FileAccess, MapObject, MapRequest, Memory, Object,
-    Place, Protection, Resolved, Sealing, Sharing, SpaceOptions, TlbOnLeave,
+    Place, Protection, Resolved, Sealing, Sharing, SpaceOptions,
 };
 use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -103,7 +103,8 @@ impl<L: RawLock + 'static> Calls for OnCore<L> {
     }
 
     fn leave(&self) {
-        self.space.leave(TlbOnLeave::Flushed);
+        // SAFETY: the machine of this program has no TLB.
+        unsafe { self.space.leave() };
     }
 
     fn rest(&self, board: &Board, workers: u16, times: u64) {

@@ -189,7 +189,6 @@ pub use swap::{
 };
 #[cfg(feature = "baseline")]
 pub use table::Reach;
-pub use tlb::TlbOnLeave;
 pub use userfault::{
     ForkIsNext, Userfault, UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultMessage,
     UserfaultModes, UserfaultScope, WaitingFaults,

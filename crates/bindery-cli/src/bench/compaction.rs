@@ -198,7 +198,6 @@ fn measure<A: Walk>(
         let space = space.map_err(|error| error.to_string())?;
         space.enter();
         let compacted = compact(machine, &space, kind, heap);
-        space.leave(bindery::TlbOnLeave::Flushed);
         let (time, counted) = compacted?;
         times.push(time);
         counts = counted;

@@ -4,7 +4,7 @@ use bindery::addr::{Order, PAGE_SIZE, VirtAddr, VirtRange};
 use bindery::platform::{Cpu, CpuSet, Invalidation, Platform, Tables};
 use bindery::{
     Access, AddressSpace, Advice, MapRequest, Memory, Place, Protection, Reach, Remap, Resolved,
-    SizeMode, SpaceOptions, TlbOnLeave,
+    SizeMode, SpaceOptions,
 };
 use bindery_hosted::{Config, Machine, Program, TlbKind, Walk};
 
@@ -196,13 +196,6 @@ impl<'m, A: Walk> Engine<'m, A> {
             };
         }
         Ok(())
-    }
-}
-
-impl<A: Walk> Drop for Engine<'_, A> {
-    fn drop(&mut self) {
-        // The TLB is empty, because the workloads make no access through the MMU.
-        self.space.leave(TlbOnLeave::Flushed);
     }
 }
 

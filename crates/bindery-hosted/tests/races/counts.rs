@@ -5,7 +5,7 @@ use std::thread;
 
 use bindery::addr::{PAGE_SIZE, VirtAddr};
 use bindery::platform::Cpu;
-use bindery::{Access, AddressSpace, Memory, TlbOnLeave};
+use bindery::{Access, AddressSpace, Memory};
 use bindery_hosted::{Config, Machine, Walk};
 
 use crate::support::{GIB, MIB, audit, fixed, memory_with, options, use_order};
@@ -83,10 +83,7 @@ fn exact<A: Walk>() {
         on_each(machine, |_| space.enter());
         touch_and_unmap(machine, space);
         // Repeats with existing counters and with CPUs that go offline and return.
-        on_each(machine, |_| {
-            space.leave(TlbOnLeave::Kept);
-            space.enter();
-        });
+        on_each(machine, |_| space.enter());
         touch_and_unmap(machine, space);
     });
 }

@@ -11,7 +11,6 @@ use core::ops::Deref;
 use core::ptr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use bindery::TlbOnLeave;
 use bindery::platform::MAX_CPUS;
 
 use spin::Once;
@@ -317,8 +316,9 @@ fn load(space: Option<Arc<Space>>) {
     arch::this_cpu().space.store(pointer.cast_mut().cast(), Ordering::Relaxed);
     let old = core::mem::replace(loaded, space);
     if let Some(old) = old {
-        // Loading another root flushes entries that are not global (`arch::load_root`).
-        old.leave(TlbOnLeave::Flushed);
+        // SAFETY: loading another root has flushed all entries that are not global
+        // (`arch::load_root`, `arch::unload_root`). Interrupts are off.
+        unsafe { old.leave() };
     }
 }
 

@@ -69,7 +69,6 @@ use crate::stats::Counts;
 use crate::table::Reach;
 use crate::table::zap::Flush;
 use crate::table::{PageTable, RunLimit};
-use crate::tlb::TlbOnLeave;
 
 pub use self::userfault::{
     FillMode, FillOrder, FillSource, MoveMode, PartialFill, UserfaultHandler, WriteProtectMode,
@@ -251,31 +250,56 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         self.page_table.root
     }
 
-    /// Records that the calling CPU is about to load the root. From this call on the CPU receives
-    /// invalidations. The first call on a CPU may allocate memory for the CPU's counters.
+    /// Records that the calling CPU is about to load the root. From this call on, the CPU receives
+    /// the invalidations of this address space, also after it has loaded another root: its TLB may
+    /// keep translations, tagged with an ASID or PCID. The first call on a CPU may allocate memory
+    /// for the CPU's counters.
+    ///
+    /// ```
+    /// use bindery::{AddressSpace, Platform};
+    ///
+    /// /// Without tags: loading a root flushes the TLB.
+    /// fn switch<P: Platform>(old: &AddressSpace<'_, P>, new: &AddressSpace<'_, P>) {
+    ///     new.enter();
+    ///     let _root = new.root(); // load it here
+    ///     // SAFETY: 1. and 2. the load has flushed the TLB. 3. Preemption is off.
+    ///     unsafe { old.leave() };
+    /// }
+    /// ```
     ///
     /// Context: spins.
     pub fn enter(&self) {
         self.page_table.enter();
     }
 
-    /// Records that the calling CPU has loaded another root, and which translations its TLB may
-    /// still hold.
-    ///
-    /// With [`TlbOnLeave::Flushed`], the CPU gets no invalidation of this address space until it
-    /// calls [`AddressSpace::enter`] again. The caller must meet this contract, which the core
-    /// cannot check; otherwise a program reaches freed frames:
-    /// 1. The CPU has loaded another root before the call. It loads this root again only after
-    ///    [`AddressSpace::enter`].
-    /// 2. Since then, its TLB and its page-walk caches hold nothing of this address space.
-    /// 3. The caller runs on that CPU and does not migrate between the load and the return.
-    ///
-    /// If in doubt, pass [`TlbOnLeave::Kept`], which requires only the first and the third
-    /// condition.
+    /// Ends the invalidations to the calling CPU, until it calls [`AddressSpace::enter`] again. A
+    /// CPU that never leaves receives invalidations that it does not need.
     ///
     /// Context: any.
-    pub fn leave(&self, tlb_on_leave: TlbOnLeave) {
-        self.page_table.leave(tlb_on_leave);
+    ///
+    /// # Safety
+    /// The core cannot check these obligations. If one is not met, programs reach freed frames:
+    /// 1. The CPU has loaded another root before the call. It loads this root again only after
+    ///    [`AddressSpace::enter`].
+    /// 2. Since that load, the CPU's TLB and its page-walk caches hold nothing of this address
+    ///    space under any tag, and no flush that has yet to remove something is in progress.
+    /// 3. The caller runs on that CPU and does not migrate between the load and the return.
+    ///
+    /// An interleaving without the second:
+    /// 1. CPU A loads another root by a load that keeps translations, and leaves.
+    /// 2. CPU B unmaps a page. No CPU needs an invalidation, so the frame is freed.
+    /// 3. CPU A loads the first root again, and its program writes through the old translation into
+    ///    a frame that by now has another owner.
+    ///
+    /// ```compile_fail,E0133
+    /// # use bindery::{AddressSpace, Platform};
+    /// fn forget<P: Platform>(space: &AddressSpace<'_, P>) {
+    ///     space.leave();
+    /// }
+    /// ```
+    pub unsafe fn leave(&self) {
+        // SAFETY: the caller's obligations.
+        unsafe { self.page_table.leave() };
     }
 
     /// Work done on the page table so far. Exact when no call runs.

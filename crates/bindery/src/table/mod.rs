@@ -96,7 +96,7 @@ use crate::frame::{AllocateFor, pending};
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 use crate::stats::Counts;
-use crate::tlb::{ActiveCpus, TlbOnLeave};
+use crate::tlb::ActiveCpus;
 
 use counts::TreeCounts;
 use locking::Node;
@@ -212,11 +212,15 @@ impl<'m, P: Platform> PageTable<'m, P> {
         self.counts.enter(self.memory, cpu);
     }
 
-    /// Records which translations the calling CPU, which has loaded another root, may still cache.
-    pub(crate) fn leave(&self, tlb_on_leave: TlbOnLeave) {
+    /// Records that the calling CPU caches nothing of this tree.
+    ///
+    /// # Safety
+    /// As [`crate::AddressSpace::leave`].
+    pub(crate) unsafe fn leave(&self) {
         let platform = self.memory.platform();
         let section = ReadSection::enter(platform);
-        self.active_cpus.leave(platform.cpu(), tlb_on_leave);
+        // SAFETY: the caller's obligation; the CPU does not change in a read section.
+        unsafe { self.active_cpus.leave(platform.cpu()) };
         drop(section);
     }
 

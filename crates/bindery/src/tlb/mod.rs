@@ -64,6 +64,8 @@
 //! A table that is detached while its count is above zero stays allocated until the count is zero,
 //! so the thread that lowers the count never finds another table in the same frame.
 
+#![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use arrayvec::ArrayVec;
@@ -74,39 +76,6 @@ use crate::deferred::DetachedTables;
 use crate::frame::table_meta::TableStack;
 use crate::platform::{Cpu, CpuSet, Invalidation, MAX_CPUS, Platform, Tables};
 use crate::stats::Counts;
-
-/// The state of a CPU's TLB for an address space after the CPU has switched to another address
-/// space.
-///
-/// The core relies on this value. [`TlbOnLeave::Flushed`] ends the invalidations to the CPU, so an
-/// embedder that passes `Flushed` by mistake lets programs reach freed frames:
-/// 1. CPU A loads another root with a load that keeps translations, and passes `Flushed`.
-/// 2. CPU B unmaps a page. No CPU needs an invalidation, so the frame is freed.
-/// 3. CPU A loads the first root again, and its program writes through the old translation into a
-///    frame that by now has another owner.
-///
-/// `Kept` is always correct. It costs invalidations that the CPU may not need.
-///
-/// ```
-/// use bindery::{AddressSpace, Platform, TlbOnLeave};
-///
-/// /// Without tags: loading a root flushes the TLB.
-/// fn switch<P: Platform>(old: &AddressSpace<'_, P>, new: &AddressSpace<'_, P>) {
-///     new.enter();
-///     let _root = new.root(); // load it here
-///     old.leave(TlbOnLeave::Flushed);
-/// }
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TlbOnLeave {
-    /// Translations may remain (tagged with an ASID or PCID), so the CPU still needs invalidations.
-    Kept,
-    /// The switch flushed the translations. The calling CPU's TLB and its page-walk caches must
-    /// hold nothing of the address space under any tag: neither translations from its root, which
-    /// is no longer loaded, nor translations that a flush in progress has yet to remove. Global
-    /// entries do not matter, since no program's mapping is global.
-    Flushed,
-}
 
 /// The CPUs whose TLBs may hold translations of one address space.
 pub(crate) struct ActiveCpus {
@@ -132,11 +101,12 @@ impl ActiveCpus {
 
     /// Called on `cpu` after it has loaded another root. Only the CPU itself clears its bit. If
     /// another CPU cleared it, a CPU that loads the root at that moment would be missed.
-    pub(crate) fn leave(&self, cpu: Cpu, tlb_on_leave: TlbOnLeave) {
-        if tlb_on_leave == TlbOnLeave::Flushed {
-            let cpu = usize::from(cpu.0) % MAX_CPUS;
-            self.cpus[cpu / 64].fetch_and(!(1 << (cpu % 64)), Ordering::SeqCst);
-        }
+    ///
+    /// # Safety
+    /// As [`crate::AddressSpace::leave`]; `cpu` is the caller's.
+    pub(crate) unsafe fn leave(&self, cpu: Cpu) {
+        let cpu = usize::from(cpu.0) % MAX_CPUS;
+        self.cpus[cpu / 64].fetch_and(!(1 << (cpu % 64)), Ordering::SeqCst);
     }
 
     fn snapshot(&self) -> CpuSet {
