@@ -49,8 +49,30 @@ const TAKEN: u32 = 1;
 /// A thread holds the lock, and others may be parked on the word.
 const WANTED: u32 = 2;
 
+/// The number of times that a waiter looks at a sleeping lock before it sleeps, if several CPUs run
+/// threads: a holder on another CPU has most locks for a shorter time than a sleep takes.
+const PATIENCE: u32 = 1000;
+
 /// A lock whose waiters sleep.
 pub struct SleepingLock(AtomicU32);
+
+impl SleepingLock {
+    /// Takes the lock if its holder gives it back soon.
+    #[cold]
+    fn lock_soon(&self) -> bool {
+        for _ in 0..PATIENCE {
+            // The holder of this lock may wait for the kernel's.
+            if kernel_lock::is_held() && kernel_lock::is_wanted() {
+                return false;
+            }
+            if self.0.load(Ordering::Relaxed) == FREE && self.try_lock().is_some() {
+                return true;
+            }
+            relax();
+        }
+        false
+    }
+}
 
 // SAFETY: 1. the word leaves `FREE` by one exchange at a time, which acquires what the holder
 // released, and only the holder resets it. 2. Parking does not panic.
@@ -62,6 +84,9 @@ unsafe impl RawLock for SleepingLock {
     #[inline]
     fn lock(&self) {
         if self.try_lock().is_some() {
+            return;
+        }
+        if kernel_lock::is_used() && self.lock_soon() {
             return;
         }
         // This thread does not know whether others wait, so it marks the lock as contended.
