@@ -2,17 +2,19 @@
 //!
 //! A CPU takes the lock on each entry from a program, and gives it back on the return and while it
 //! idles. A switch of threads leaves the lock with the CPU. So code between two sleeps stays atomic
-//! on any number of CPUs, and only programs and their page faults run at the same time.
+//! on any number of CPUs. Only programs, their page faults and most calls about memory run at the
+//! same time.
 //!
 //! The lock has no order. With an order, it would often wait for a CPU of an emulator that does not
 //! run at the moment. A holder that stays in the kernel for long lets others have it ([`offer`]).
 //!
-//! # Page faults
-//! A program's page fault enters the core without the lock ([`beside`]). Code that the core calls
-//! back takes the lock for as long as it needs it ([`inside`]), unless the CPU has it already:
-//! sleeps, pagers, collections of memory. A CPU that waits for the lock there may hold locks of the
-//! core for which threads sleep, but never one for which CPUs spin:
-//! 1. CPU A has a fault, holds the lock of a table, and waits for the kernel's lock.
+//! # Work beside the holder
+//! A program's page fault enters the core without the lock ([`beside`]), and so does a call about
+//! memory that needs nothing else of the kernel. Code that the core calls back takes the lock for as
+//! long as it needs it ([`inside`]), unless the CPU has it already: sleeps, pagers, collections of
+//! memory. A CPU that waits for the lock there may hold locks of the core for which threads sleep,
+//! but never one for which CPUs spin:
+//! 1. CPU A is beside, holds the lock of a table, and waits for the kernel's lock.
 //! 2. CPU B holds the kernel's lock, and spins for the lock of that table.
 //! 3. Neither ever continues.
 //!
@@ -20,7 +22,11 @@
 //! kernel's lock. The spin locks of the queues that they change suffice, since their holders wait
 //! for nothing.
 //!
-//! [`hold_off`] keeps faults out of the core for the auditor.
+//! A thread beside uses its address space, its number, its signals and its work, and no other state
+//! of the kernel. None of that is replaced while the thread is in the core: another thread that
+//! executes a program or ends the process waits for its end.
+//!
+//! [`hold_off`] keeps such work out of the core for the auditor.
 //!
 //! # Requests
 //! A CPU that waits for the lock answers the requests of other CPUs ([`arch::answer`]), because the
@@ -30,7 +36,7 @@
 //! # Read sections
 //! The core frees what it has unlinked when all read sections that could have found it have
 //! ended (`Platform::synchronize`). Nothing preempts the kernel, and no thread sleeps in a
-//! section. So all the time in which a CPU holds the lock or has a fault in the core counts as one
+//! section. So all the time in which a CPU holds the lock or is beside it counts as one
 //! section ([`ReadSections`]), and the many short ones of the core cost nothing. A CPU that asks
 //! for the end of a grace period, or waits for the lock, is outside of those, and leaves its
 //! section meanwhile. A CPU that idles or runs a program is in none.
@@ -56,8 +62,8 @@ static IS_HELD: AtomicBool = AtomicBool::new(false);
 /// The number of CPUs that wait for the lock.
 static WAITING: AtomicU32 = AtomicU32::new(0);
 
-/// Whether faults take the lock before they enter the core.
-static ARE_FAULTS_HELD_OFF: AtomicBool = AtomicBool::new(false);
+/// Whether all work takes the lock before it enters the core.
+static IS_HELD_OFF: AtomicBool = AtomicBool::new(false);
 
 /// The words of the CPUs in [`SECTIONS`].
 static SECTION_CPUS: [ReadCpu; MOST_CPUS] = [const { ReadCpu::new() }; MOST_CPUS];
@@ -153,16 +159,17 @@ pub fn is_held() -> bool {
     !is_used() || arch::this_cpu().in_kernel.load(Ordering::Relaxed) == place::INSIDE
 }
 
-/// Does a program's fault in the core, without the lock. The caller does not hold it, and several
+/// Does work in the core for a program, without the lock. The caller does not hold it, and several
 /// CPUs run threads.
-pub fn beside<T>(fault: impl FnOnce() -> T) -> T {
+#[inline]
+pub fn beside<T>(work: impl FnOnce() -> T) -> T {
     // Both orders as in `hold_off`: one of the two CPUs sees what the other has written.
     arch::this_cpu().in_kernel.store(place::BESIDE, Ordering::SeqCst);
-    if ARE_FAULTS_HELD_OFF.load(Ordering::SeqCst) {
-        return instead(fault);
+    if IS_HELD_OFF.load(Ordering::SeqCst) {
+        return instead(work);
     }
     SECTIONS.enter(own());
-    let outcome = fault();
+    let outcome = work();
     SECTIONS.leave(own());
     // The thread may have slept, so this may be another CPU.
     arch::this_cpu().in_kernel.store(place::ELSEWHERE, Ordering::Release);
@@ -171,10 +178,10 @@ pub fn beside<T>(fault: impl FnOnce() -> T) -> T {
 
 /// As [`beside`], with the lock.
 #[cold]
-fn instead<T>(fault: impl FnOnce() -> T) -> T {
+fn instead<T>(work: impl FnOnce() -> T) -> T {
     set_place(place::ELSEWHERE);
     lock();
-    let outcome = fault();
+    let outcome = work();
     unlock();
     outcome
 }
@@ -198,15 +205,14 @@ fn with_lock<T>(work: impl FnOnce() -> T) -> T {
     outcome
 }
 
-/// Does work while no fault is in the core: later ones wait for the lock, which the caller holds.
-/// Returns `None`, without a try, if one of the CPUs waits for the lock in a fault, so that the
-/// fault cannot end.
+/// Does work while no CPU is beside: later ones wait for the lock, which the caller holds. Returns
+/// `None`, without a try, if one of the CPUs waits for the lock in the core, and so cannot leave it.
 pub fn hold_off<T>(
     mut cpus: impl Iterator<Item = &'static CpuRecord>,
     work: impl FnOnce() -> T,
 ) -> Option<T> {
-    ARE_FAULTS_HELD_OFF.store(true, Ordering::SeqCst);
-    // A fault may wait for the end of all sections (`synchronize`).
+    IS_HELD_OFF.store(true, Ordering::SeqCst);
+    // Work beside may wait for the end of all sections (`synchronize`).
     let are_out = outside_of_sections(|| {
         cpus.all(|cpu| {
             loop {
@@ -220,12 +226,12 @@ pub fn hold_off<T>(
         })
     });
     let outcome = are_out.then(work);
-    ARE_FAULTS_HELD_OFF.store(false, Ordering::Relaxed);
+    IS_HELD_OFF.store(false, Ordering::Relaxed);
     outcome
 }
 
 /// Whether the CPU is in the core without the lock, or waits for it there.
-pub fn has_fault(cpu: &CpuRecord) -> bool {
+pub fn is_beside(cpu: &CpuRecord) -> bool {
     matches!(cpu.in_kernel.load(Ordering::Relaxed), place::BESIDE | place::WAITING)
 }
 
@@ -242,7 +248,7 @@ pub fn offer() {
         return;
     }
     if !is_wanted() {
-        // The caller may wait in a loop for a fault that waits for the end of all sections.
+        // The caller may wait in a loop for a CPU that waits for the end of all sections.
         return outside_of_sections(|| {});
     }
     unlock();

@@ -5,10 +5,11 @@
 //! rest is processes ([`process`]), files ([`files`]), and the machine ([`arch`]).
 //!
 //! # One rule that makes it small
-//! Programs run on all CPUs, and one CPU at a time is in the kernel ([`kernel_lock`]). There,
-//! interrupts are off and nothing is preempted: a thread yields the CPU only when it sleeps
-//! ([`process::scheduler`]), or on the return to its program. So a read section of the core needs no
-//! bookkeeping, and a fault in the kernel is always a defect of the kernel.
+//! Programs and the core run on all CPUs, and one CPU at a time is in the rest of the kernel
+//! ([`kernel_lock`]). In all of it interrupts are off and nothing is preempted: a thread yields the
+//! CPU only when it sleeps ([`process::scheduler`]), or on the return to its program. So a read
+//! section of the core needs no bookkeeping, and a fault in the kernel is always a defect of the
+//! kernel.
 //!
 //! # Layers
 //! A layer may name only itself and the layers before it, in every `use` and every path. A test of

@@ -13,7 +13,7 @@ use crate::sync::{self, SleepingLock, SpinLock};
 use crate::{arch, kernel_lock, options, time};
 
 /// The thread services that memory management needs. Those that may sleep are called with the
-/// kernel's lock. All others are called anywhere, and without the lock in a program's fault.
+/// kernel's lock. All others are called anywhere, also without the lock.
 pub trait Threads: Sync {
     /// As [`Platform::park_for_handler`].
     fn park_for_handler(&self, word: &AtomicU32, expected: u32);
@@ -75,8 +75,8 @@ pub struct Machine;
 //    first CPU runs threads, the caller of `synchronize` or `is_over` is outside of sections, and
 //    so are all other threads. From then on, all the time that a CPU spends in the kernel is one
 //    section in the count of `kernel_lock`, so those of the core need no count of their own. It
-//    ends where the CPU is outside of those: with the kernel's lock or a fault, at a wait for that
-//    lock, and in these two functions.
+//    ends where the CPU is outside of those: at a wait for the kernel's lock, and in these two
+//    functions.
 // 4. `arch::cpu` reads the CPU's own register.
 // 5. The kernel root is the boot code's, which nothing frees.
 unsafe impl Platform for Machine {
@@ -185,7 +185,7 @@ unsafe impl Platform for Machine {
     }
 
     fn yield_if_due(&self) {
-        // A fault without the kernel's lock takes it only where its time slice may be over.
+        // A CPU without the kernel's lock takes it only where its time slice may be over.
         if (kernel_lock::is_held() || time::is_due())
             && let Some(threads) = threads()
         {

@@ -5,10 +5,11 @@
 use core::sync::atomic::Ordering;
 
 use crate::arch::Registers;
+use crate::errno::Outcome;
 use crate::process::{self, scheduler, signal};
 
 pub use crate::process::From;
-use crate::{calls, time};
+use crate::{calls, kernel_lock, time};
 
 /// Handles a system call and leaves the result in the registers.
 pub fn system_call(registers: &mut Registers) {
@@ -16,11 +17,36 @@ pub fn system_call(registers: &mut Registers) {
         // The registers are a program's own, and have no result of a call.
         return leave(registers, From::Exception);
     };
+    set_result(registers, outcome);
+    leave(registers, From::SystemCall);
+}
+
+/// As [`system_call`], where several CPUs run threads and the calling CPU does not hold the kernel's
+/// lock. Most calls about memory run without it. Apart, so that a machine with one CPU pays for one
+/// test.
+#[inline(never)]
+pub fn system_call_beside_others(registers: &mut Registers) {
+    let Some(call) = calls::of_the_core(registers) else {
+        kernel_lock::lock();
+        system_call(registers);
+        return kernel_lock::unlock();
+    };
+    let outcome = kernel_lock::beside(|| call.make());
+    set_result(registers, outcome);
+    // An interrupt announces work that comes later, and arrives in the program.
+    if needs_work(registers, From::SystemCall) {
+        kernel_lock::lock();
+        leave(registers, From::SystemCall);
+        kernel_lock::unlock();
+    }
+}
+
+#[inline(always)]
+fn set_result(registers: &mut Registers, outcome: Outcome) {
     registers.set_result(match outcome {
         Ok(value) => value as i64,
         Err(errno) => -i64::from(errno.0),
     });
-    leave(registers, From::SystemCall);
 }
 
 /// Another exception of a program. Sends the program a signal with `si_code` and `si_addr`.
@@ -55,9 +81,15 @@ pub fn has_work() -> bool {
 /// signal handler.
 #[inline(always)]
 pub fn leave(registers: &mut Registers, from: From) {
-    if has_work() || from == From::SystemCall && registers.is_restart() {
+    if needs_work(registers, from) {
         work(registers, from);
     }
+}
+
+/// Whether [`leave`] has to do something.
+#[inline(always)]
+fn needs_work(registers: &Registers, from: From) -> bool {
+    has_work() || from == From::SystemCall && registers.is_restart()
 }
 
 /// The rare part of [`leave`], out of line.

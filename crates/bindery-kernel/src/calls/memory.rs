@@ -4,7 +4,12 @@ use bindery::addr::VirtAddr;
 use bindery::arch::{KeyRights, ProtectionKey};
 use bindery::{Access, FaultError, FileAccess};
 use bindery_linux::{self as linux, Call, Numbers, OpenFile};
-use linux_raw_sys::general::{MAP_ANONYMOUS, MAP_LOCKED, MAP_POPULATE, MS_SYNC};
+use linux_raw_sys::general::{
+    MADV_COLD, MADV_DODUMP, MADV_DOFORK, MADV_DONTDUMP, MADV_DONTFORK, MADV_DONTNEED,
+    MADV_DONTNEED_LOCKED, MADV_FREE, MADV_GUARD_INSTALL, MADV_GUARD_REMOVE, MADV_HUGEPAGE,
+    MADV_KEEPONFORK, MADV_NOHUGEPAGE, MADV_NORMAL, MADV_RANDOM, MADV_SEQUENTIAL, MADV_WIPEONFORK,
+    MAP_ANONYMOUS, MAP_LOCKED, MAP_POPULATE, MS_SYNC,
+};
 
 use crate::arch;
 use crate::errno::{Errno, Outcome, from_raw};
@@ -59,10 +64,9 @@ impl linux::Process<'static, Machine> for Caller<'_> {
 /// Makes a call about memory; `None` if the number belongs to another call.
 #[inline]
 pub fn call(number: u64, arguments: &[u64; 6]) -> Option<Outcome> {
-    const WITH_MORE: u32 = MAP_ANONYMOUS | MAP_POPULATE | MAP_LOCKED;
     let call = Call::from_number(const { numbers() }, number)?;
     let more = match call {
-        Call::Mmap => arguments[3] as u32 & WITH_MORE != MAP_ANONYMOUS,
+        Call::Mmap => !is_plain(arguments[3]),
         Call::ProcessMadvise => true,
         Call::Msync => arguments[2] as u32 & MS_SYNC != 0 && disk::is_mounted(),
         Call::Mprotect
@@ -83,6 +87,78 @@ pub fn call(number: u64, arguments: &[u64; 6]) -> Option<Outcome> {
         | Call::Mseal => false,
     };
     Some(if more { with_more(call, *arguments) } else { make(call, *arguments, None, None) })
+}
+
+/// A call about memory of the running program that uses its address space, and nothing else of the
+/// kernel. It needs no kernel's lock.
+pub struct OfTheCore {
+    call: Call,
+    arguments: [u64; 6],
+}
+
+impl OfTheCore {
+    /// The call with this number; `None` for all others: those that look up a descriptor or another
+    /// process, and those that may begin to read, store or collapse pages for long.
+    pub fn from_number(number: u64, arguments: [u64; 6]) -> Option<Self> {
+        let call = Call::from_number(const { numbers() }, number)?;
+        let is_one = match call {
+            Call::Mmap => is_plain(arguments[3]),
+            Call::Madvise => is_prompt(arguments[2]),
+            Call::Mprotect
+            | Call::Munmap
+            | Call::Brk
+            | Call::Mremap
+            | Call::Mincore
+            | Call::PkeyMprotect
+            | Call::Mseal => true,
+            Call::Msync
+            | Call::Mlock
+            | Call::Munlock
+            | Call::Mlockall
+            | Call::Munlockall
+            | Call::Mlock2
+            | Call::RemapFilePages
+            | Call::PkeyAlloc
+            | Call::PkeyFree
+            | Call::ProcessMadvise => false,
+        };
+        is_one.then_some(Self { call, arguments })
+    }
+
+    /// Makes the call.
+    pub fn make(self) -> Outcome {
+        make(self.call, self.arguments, None, None)
+    }
+}
+
+/// Whether `mmap` with these flags maps anonymous memory, and maps no pages itself.
+#[inline]
+fn is_plain(flags: u64) -> bool {
+    flags as u32 & (MAP_ANONYMOUS | MAP_POPULATE | MAP_LOCKED) == MAP_ANONYMOUS
+}
+
+/// Whether advice needs neither a pager nor a swap device.
+fn is_prompt(advice: u64) -> bool {
+    matches!(
+        advice as u32,
+        MADV_NORMAL
+            | MADV_RANDOM
+            | MADV_SEQUENTIAL
+            | MADV_DONTNEED
+            | MADV_DONTNEED_LOCKED
+            | MADV_FREE
+            | MADV_COLD
+            | MADV_DONTFORK
+            | MADV_DOFORK
+            | MADV_WIPEONFORK
+            | MADV_KEEPONFORK
+            | MADV_DONTDUMP
+            | MADV_DODUMP
+            | MADV_HUGEPAGE
+            | MADV_NOHUGEPAGE
+            | MADV_GUARD_INSTALL
+            | MADV_GUARD_REMOVE
+    )
 }
 
 #[inline]

@@ -21,6 +21,14 @@ use crate::arch::{self, Registers};
 use crate::errno::{Errno, Outcome};
 use crate::{files, log, options, process};
 
+pub use memory::OfTheCore;
+
+/// The call in the registers, if it runs in the core alone ([`OfTheCore`]) and is not logged.
+pub fn of_the_core(registers: &Registers) -> Option<OfTheCore> {
+    let call = OfTheCore::from_number(registers.number(), registers.arguments());
+    call.filter(|_| !options::LOG_CALLS.load(Ordering::Relaxed))
+}
+
 /// Makes the call whose number is in the registers. `None` if the registers already have the
 /// program's new state (a return from a signal handler, a new program).
 #[inline]

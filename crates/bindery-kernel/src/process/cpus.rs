@@ -53,18 +53,17 @@ pub(super) fn record(cpu: usize) -> Option<&'static CpuRecord> {
     unsafe { record.as_ref() }
 }
 
-/// Does work while no fault of another CPU is in the core; not at all if one waits for the kernel's
-/// lock there.
-pub(super) fn without_faults<T>(work: impl FnOnce() -> T) -> Option<T> {
+/// Does work while no other CPU is in the core; not at all if one waits for the kernel's lock there.
+pub(super) fn without_others<T>(work: impl FnOnce() -> T) -> Option<T> {
     if !kernel_lock::is_used() {
         return Some(work());
     }
     kernel_lock::hold_off((0..MOST).filter_map(record), work)
 }
 
-/// Whether another CPU has a fault in the core.
-pub(super) fn has_any_fault() -> bool {
-    kernel_lock::is_used() && (0..MOST).filter_map(record).any(kernel_lock::has_fault)
+/// Whether another CPU is in the core, in a fault or a call about memory.
+pub(super) fn is_any_beside() -> bool {
+    kernel_lock::is_used() && (0..MOST).filter_map(record).any(kernel_lock::is_beside)
 }
 
 /// The record of the CPU that runs the thread.

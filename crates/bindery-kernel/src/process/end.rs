@@ -134,7 +134,7 @@ fn end_process(process: &Arc<Process>) {
         }
     };
     if options::CHECK_AT_EXIT.load(Ordering::Relaxed) {
-        cpus::without_faults(audit_if_quiet);
+        cpus::without_others(audit_if_quiet);
     }
     if process.id == 1 {
         end_machine(status);

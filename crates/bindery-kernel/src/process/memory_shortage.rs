@@ -138,11 +138,11 @@ pub fn memory_ran_out() -> bool {
 }
 
 /// Waits for threads that yielded while they freed memory, by reclaim or by ending a process, and
-/// for faults on other CPUs. A thread that finds no memory itself also calls this function; the
+/// for other CPUs in the core. A thread that finds no memory itself also calls this function; the
 /// others do not wait for it, so the last one continues.
 fn wait_for_interrupted(thread: &Thread) {
     let patience = time::now() + time::SECOND;
-    let are_any = || scheduler::yielded() > 0 || cpus::has_any_fault();
+    let are_any = || scheduler::yielded() > 0 || cpus::is_any_beside();
     while are_any() && !signal::must_end(thread) && time::now() < patience {
         time::expired();
         scheduler::yield_now();

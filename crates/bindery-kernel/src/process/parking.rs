@@ -63,7 +63,7 @@ pub fn is_parked(thread: &Thread) -> bool {
 }
 
 /// Wakes all threads that sleep on the word at this address. The word may have been freed. The
-/// caller may be in a fault, without the kernel's lock.
+/// caller may be in the core without the kernel's lock.
 pub fn unpark(word: *const AtomicU32) {
     let address = word.addr();
     change(|parked| {

@@ -1,6 +1,6 @@
 //! The run queue: the threads that are ready, for all CPUs, in order of arrival.
 //!
-//! Its lock orders wake-ups by faults, which do not hold the kernel's lock. A thread leaves the
+//! Its lock orders wake-ups by CPUs that do not hold the kernel's lock. A thread leaves the
 //! queue only by a CPU that holds that lock, so a thread that is woken early first sleeps.
 
 use alloc::collections::VecDeque;

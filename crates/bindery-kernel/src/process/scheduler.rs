@@ -176,7 +176,7 @@ impl Sleeper for Thread {
     }
 }
 
-/// Makes a sleeping thread ready. The caller may be in a fault, without the kernel's lock, and may
+/// Makes a sleeping thread ready. The caller may be in the core without the kernel's lock, and may
 /// hold spin locks.
 pub fn wake(thread: &Arc<Thread>) {
     if ready::push_sleeper(thread) {
@@ -360,8 +360,8 @@ fn run_threads() -> ! {
         let is_alone = !kernel_lock::is_used();
         if !is_alone {
             cpus::begin_to_idle();
-            // A fault on another CPU may have made a thread ready before it could see that this
-            // one idles.
+            // A CPU without the kernel's lock may have made a thread ready before it could see
+            // that this one idles.
             if ready::is_any_for_this_cpu() {
                 cpus::end_to_idle();
                 continue;

@@ -366,8 +366,8 @@ fn has_work(thread: &Thread) -> bool {
 }
 
 /// The pending signals of the thread and its process that the thread does not block. Takes one lock
-/// after the other: a fault asks without the kernel's lock, while its holder may have one of them
-/// and wait for another.
+/// after the other: a CPU may ask without the kernel's lock, while its holder has one of them and
+/// waits for another.
 fn unblocked(thread: &Thread) -> u64 {
     let (own, blocked) = {
         let signals = thread.signals.lock();
@@ -382,8 +382,8 @@ pub(super) fn must_end(thread: &Thread) -> bool {
 }
 
 /// Whether the thread is about to be killed: either it has to end, or a pending signal ends its
-/// process (Linux: `fatal_signal_pending`). Nothing preempts the kernel, so this changes only
-/// before a call, or while the thread sleeps in it.
+/// process (Linux: `fatal_signal_pending`). With the
+/// kernel's lock, this changes only before a call, or while the thread sleeps in it.
 #[inline]
 pub fn is_fatal_waiting(thread: &Thread) -> bool {
     thread.work.load(Ordering::Relaxed) & (work::SIGNAL | work::END) != 0 && is_killed(thread)

@@ -18,7 +18,7 @@ pub enum Interrupted {
     Deadline,
 }
 
-/// The threads that wait for one event. A fault may wake them without the kernel's lock.
+/// The threads that wait for one event. They may be woken without the kernel's lock.
 pub struct WaitQueue(Mutex<VecDeque<Arc<Thread>>>);
 
 impl WaitQueue {
@@ -100,7 +100,7 @@ impl WaitQueue {
 
     /// Wakes the `count` oldest waiters. Returns the number of woken threads.
     pub fn wake(&self, count: usize) -> usize {
-        // Locked until all are awake: a fault wakes threads without the kernel's lock, and a thread
+        // Locked until all are awake: other CPUs need no kernel's lock to wake threads, and a thread
         // that was still to be woken could leave the queue and end.
         let mut waiting = self.0.lock();
         let count = count.min(waiting.len());

@@ -57,6 +57,9 @@ pub(super) extern "C" fn synchronous(registers: &mut Registers) {
 /// Apart, so that a machine with one CPU pays for one test.
 #[inline(never)]
 fn handle_with_lock(registers: &mut Registers) {
+    if registers.syndrome >> 26 == class::SYSTEM_CALL {
+        return trap::system_call_beside_others(registers);
+    }
     if let Some(access) = access(registers.syndrome)
         && is_for_the_core(registers.syndrome)
     {

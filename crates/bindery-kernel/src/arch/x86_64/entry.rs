@@ -158,18 +158,10 @@ pub fn adapt() {
 
 extern "C" fn system_call(registers: &mut Registers) {
     if kernel_lock::is_used() {
-        system_call_with_lock(registers);
+        trap::system_call_beside_others(registers);
     } else {
         trap::system_call(registers);
     }
-}
-
-/// Apart, so that a machine with one CPU pays for one test.
-#[inline(never)]
-fn system_call_with_lock(registers: &mut Registers) {
-    kernel_lock::lock();
-    trap::system_call(registers);
-    kernel_lock::unlock();
 }
 
 /// The first function of a new thread.
