@@ -68,7 +68,9 @@ mod vm_copy;
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{KeyRights, ProtectionKey};
-use bindery::{AddressSpace, Errno, Error, FileAccess, Object, Operation, Platform, Populate};
+use bindery::{
+    AddressSpace, Errno, Error, FileAccess, Object, Operation, PendingEvents, Platform, Populate,
+};
 
 pub use advice::process_mrelease;
 pub use file::{
@@ -152,6 +154,21 @@ type Outcome = Result<u64, Errno>;
 /// returns.
 type Begun = Result<(u64, Populate), Errno>;
 
+/// The messages to userfaultfds that a call has caused. They are delivered after its change, before
+/// its pages are mapped, and even if the call has failed.
+#[derive(Debug)]
+struct Events<'m, P: Platform>(Option<PendingEvents<'m, P>>);
+
+impl<'m, P: Platform> Events<'m, P> {
+    /// Keeps the messages of a call, which has at most one value with messages.
+    #[inline(always)]
+    fn keep(&mut self, caused: PendingEvents<'m, P>) {
+        if !caused.is_empty() {
+            self.0 = Some(caused);
+        }
+    }
+}
+
 /// Performs a call for a process. Takes raw arguments and returns the raw result, which is `-errno`
 /// for an error. A kernel that must not block uses [`PendingCall`].
 ///
@@ -161,7 +178,12 @@ pub fn call<'m, P: Platform>(
     call: Call,
     arguments: [u64; 6],
 ) -> i64 {
-    let outcome = begin(process, call, arguments).and_then(|(value, populate)| {
+    let mut events = Events(None);
+    let begun = begin(process, call, arguments, &mut events);
+    if let Some(events) = events.0 {
+        events.finish();
+    }
+    let outcome = begun.and_then(|(value, populate)| {
         let populated = populate.finish(process.space());
         populated.map(|()| value).map_err(errno(populate_operation(call)))
     });
@@ -170,22 +192,28 @@ pub fn call<'m, P: Platform>(
 
 /// Performs a call up to its waits.
 #[inline(always)]
-fn begin<'m, P: Platform>(process: &impl Process<'m, P>, call: Call, arguments: [u64; 6]) -> Begun {
+fn begin<'m, P: Platform>(
+    process: &impl Process<'m, P>,
+    call: Call,
+    arguments: [u64; 6],
+    events: &mut Events<'m, P>,
+) -> Begun {
     let space = process.space();
     let [a, b, c, ..] = arguments;
     let outcome = match call {
-        Call::Mmap => return map::mmap(process, arguments),
-        Call::Mremap => return map::mremap(space, arguments),
-        Call::RemapFilePages => return map::remap_file_pages(space, arguments),
+        Call::Mmap => return map::mmap(process, arguments, events),
+        Call::Mremap => return map::mremap(space, arguments, events),
+        Call::RemapFilePages => return map::remap_file_pages(space, arguments, events),
         Call::Brk => {
-            let (end, populate) = space.begin_set_break(VirtAddr(a));
+            let ((end, populate), caused) = space.begin_set_break(VirtAddr(a));
+            events.keep(caused);
             return Ok((end.0, populate));
         }
         Call::Madvise => advice::madvise(process, a, b, c as i32),
         Call::Mlock => return mlock::mlock(space, a, b, 0),
         Call::Mlock2 => return mlock::mlock(space, a, b, c as i32),
         Call::Mlockall => return mlock::mlockall(space, a as i32),
-        Call::Munmap => map::munmap(space, a, b),
+        Call::Munmap => map::munmap(space, a, b, events),
         Call::Mprotect => protect::mprotect(space, [a, b, c], protect::NO_KEY),
         Call::PkeyMprotect => protect::mprotect(space, [a, b, c], arguments[3] as i32),
         Call::PkeyAlloc => protect::pkey_alloc(process, a, b),

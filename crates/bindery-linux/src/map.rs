@@ -8,7 +8,7 @@ use bindery::{
     Protection, Remap, Sharing,
 };
 
-use super::{Begun, OpenFile, Outcome, Process, errno};
+use super::{Begun, Events, OpenFile, Outcome, Process, errno};
 
 /// The kinds of mapping, in the low bits of the flags.
 const MAP_TYPE: u32 = 0xf;
@@ -52,6 +52,7 @@ pub(super) fn protection(bits: u64) -> Protection {
 pub(super) fn mmap<'m, P: Platform>(
     process: &impl Process<'m, P>,
     [addr, length, bits, flags, descriptor, offset]: [u64; 6],
+    events: &mut Events<'m, P>,
 ) -> Begun {
     if !offset.is_multiple_of(PAGE_SIZE) {
         return Err(Errno::EINVAL);
@@ -112,7 +113,7 @@ pub(super) fn mmap<'m, P: Platform>(
             return Err(if is_file && beyond { Errno::EOVERFLOW } else { Errno::EINVAL });
         }
     }
-    let mapped = match &source {
+    let (mapped, caused) = match &source {
         FileSource::Anonymous => space.begin_mmap(&request),
         FileSource::Zeroes(access) => space.begin_mmap_zeroes(&request, offset, *access),
         FileSource::File(file) => {
@@ -120,16 +121,25 @@ pub(super) fn mmap<'m, P: Platform>(
             space.begin_mmap_object(&request, &source)
         }
     };
+    events.keep(caused);
     mapped.map(|(at, populate)| (at.0, populate)).map_err(errno(Operation::Mmap))
 }
 
-pub(super) fn munmap<P: Platform>(space: &AddressSpace<'_, P>, addr: u64, length: u64) -> Outcome {
-    space.munmap(VirtAddr(addr), length).map(|()| 0).map_err(errno(Operation::Munmap))
+pub(super) fn munmap<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
+    addr: u64,
+    length: u64,
+    events: &mut Events<'m, P>,
+) -> Outcome {
+    let (unmapped, caused) = space.begin_munmap(VirtAddr(addr), length);
+    events.keep(caused);
+    unmapped.map(|()| 0).map_err(errno(Operation::Munmap))
 }
 
-pub(super) fn mremap<P: Platform>(
-    space: &AddressSpace<'_, P>,
+pub(super) fn mremap<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
     [old, old_length, length, flags, target, _]: [u64; 6],
+    events: &mut Events<'m, P>,
 ) -> Begun {
     let [may_move, fixed, stays] =
         [raw::MREMAP_MAYMOVE, raw::MREMAP_FIXED, raw::MREMAP_DONTUNMAP].map(u64::from);
@@ -146,21 +156,24 @@ pub(super) fn mremap<P: Platform>(
         // Linux performs other checks before this one, but they return the same errno.
         (false, ..) => return Err(Errno::EINVAL),
     };
-    let moved = space.begin_mremap(VirtAddr(old), old_length, length, remap);
+    let (moved, caused) = space.begin_mremap(VirtAddr(old), old_length, length, remap);
+    events.keep(caused);
     moved.map(|(at, populate)| (at.0, populate)).map_err(errno(Operation::Mremap))
 }
 
 /// Only `MAP_NONBLOCK` has an effect; without this flag, the call populates the pages.
-pub(super) fn remap_file_pages<P: Platform>(
-    space: &AddressSpace<'_, P>,
+pub(super) fn remap_file_pages<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
     [addr, length, protection, page, flags, _]: [u64; 6],
+    events: &mut Events<'m, P>,
 ) -> Begun {
     if protection != 0 {
         return Err(Errno::EINVAL);
     }
     let mut asked = MapFlags::empty();
     asked.set(MapFlags::POPULATE, flags & u64::from(raw::MAP_NONBLOCK) == 0);
-    let begun = space.begin_remap_file_pages(VirtAddr(addr), length, page, asked);
+    let (begun, caused) = space.begin_remap_file_pages(VirtAddr(addr), length, page, asked);
+    events.keep(caused);
     begun.map(|populate| (0, populate)).map_err(errno(Operation::Mmap))
 }
 

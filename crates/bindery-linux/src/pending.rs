@@ -8,7 +8,9 @@ use bindery::{
 
 use super::advice::{self, PendingAdvice};
 use super::mincore::PendingMincore;
-use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, protect, raw};
+use super::{
+    Call, Events, Outcome, Process, begin, errno, msync, populate_operation, protect, raw,
+};
 
 /// A call whose state is a value, for a kernel whose tasks are futures. It stops where [`call`]
 /// would wait and continues from there. No work is repeated: no argument is read again, no change
@@ -20,7 +22,9 @@ use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, pro
 /// With `MADV_PAGEOUT`, `madvise` stops at each folio for which a swap device has no free request,
 /// and with `MADV_REMOVE`, before each mapping of which the pager stores pages. Advice that drops
 /// contents first stops until the userfaultfds that ask for it have heard of it. In locked memory,
-/// `brk`, `mremap`, `remap_file_pages`, `mprotect` and `pkey_mprotect` stop too. `msync` stops
+/// `brk`, `mremap`, `remap_file_pages`, `mprotect` and `pkey_mprotect` stop too. A call that has
+/// unmapped or moved memory stops until the userfaultfds that ask for it have heard of it, and keeps
+/// its result meanwhile ([`bindery::PendingEvents`]). `msync` stops
 /// until the pager has stored the pages that a step has submitted. `mincore` and `process_madvise`
 /// stop for the pages of their arrays. Between two steps other calls may change the range, as they
 /// may during the waits of a blocking call.
@@ -32,10 +36,10 @@ use super::{Call, Outcome, Process, begin, errno, msync, populate_operation, pro
 /// A step may sleep for locks, and a step that finds no memory for the call's own records reclaims.
 /// `madvise` and `process_madvise` with `MADV_COLLAPSE` perform all of their waits in the first
 /// step; `MADV_WILLNEED` waits only for a synchronous swap device, `MADV_PAGEOUT` only for one that
-/// works in `SwapDevice::submit`, and `MADV_REMOVE` only in `Pager::discard`. The first step of a
-/// call that unmaps or moves memory waits until its messages to userfaultfds are read.
+/// works in `SwapDevice::submit`, and `MADV_REMOVE` only in `Pager::discard`.
 ///
-/// Dropping the value ends the call; its effects so far stay. The pager still stores the pages
+/// Dropping the value ends the call; its effects so far stay, and its unread messages are withdrawn.
+/// The pager still stores the pages
 /// already submitted to it, and a swap device those of its requests.
 ///
 /// ```
@@ -82,8 +86,10 @@ pub struct PendingCall<'m, P: Platform> {
     call: Call,
     /// The arguments, until the first step.
     arguments: Option<[u64; 6]>,
-    /// The result of the call once `rest` is complete.
+    /// The result of the call once `events` and `rest` are complete.
     outcome: Outcome,
+    /// The messages about a change that the call has made; they come before `rest`.
+    events: Events<'m, P>,
     rest: Rest<'m, P>,
 }
 
@@ -115,7 +121,8 @@ impl<'m, P: Platform> PendingCall<'m, P> {
     /// Creates the call with these raw arguments. Runs no part of it yet.
     pub fn new(call: Call, arguments: [u64; 6]) -> Self {
         let arguments = Some(arguments);
-        Self { call, arguments, outcome: Ok(0), rest: Rest::Maps(Populate::default()) }
+        let rest = Rest::Maps(Populate::default());
+        Self { call, arguments, outcome: Ok(0), events: Events(None), rest }
     }
 
     /// Continues the call until it is done or has to wait. `ready` is the end of the wait that the
@@ -136,6 +143,13 @@ impl<'m, P: Platform> PendingCall<'m, P> {
         let space = process.space();
         if let Some(arguments) = self.arguments.take() {
             self.outcome = self.begin(process, arguments);
+        }
+        let mut ready = ready;
+        if let Some(events) = &mut self.events.0 {
+            if let Step::Blocked(wait) = events.step(ready.take()) {
+                return CallStep::Blocked(wait);
+            }
+            self.events = Events(None);
         }
         let step = match &mut self.rest {
             Rest::Maps(populate) => {
@@ -181,7 +195,7 @@ impl<'m, P: Platform> PendingCall<'m, P> {
         } else if self.call == Call::ProcessMadvise {
             Rest::Advises(PendingAdvice::new(arguments)?)
         } else {
-            let (result, populate) = begin(process, self.call, arguments)?;
+            let (result, populate) = begin(process, self.call, arguments, &mut self.events)?;
             value = result;
             Rest::Maps(populate)
         };

@@ -12,6 +12,7 @@ mod fixture;
 mod missing;
 mod moves;
 mod pending_calls;
+mod pending_events;
 mod pending_removals;
 mod polled;
 mod prot_none;

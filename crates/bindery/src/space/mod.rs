@@ -71,7 +71,8 @@ use crate::table::zap::Flush;
 use crate::table::{PageTable, RunLimit};
 
 pub use self::userfault::{
-    FillMode, FillOrder, FillSource, MoveMode, PartialFill, UserfaultHandler, WriteProtectMode,
+    FillMode, FillOrder, FillSource, MoveMode, PartialFill, PendingEvents, UserfaultHandler,
+    WriteProtectMode,
 };
 pub use crate::vma::{MappingFlags, Protection};
 pub use crate::vmas::place::Place;

@@ -105,13 +105,22 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ///    no work of the call is left.
     #[inline]
     pub(in crate::space) fn operate<R>(&self, work: impl FnOnce(&mut Op<'_, 'm, P>) -> R) -> R {
+        self.deliver_after(|notices| self.operate_untold(notices, work))
+    }
+
+    /// As [`AddressSpace::operate`] without the last part: appends the messages to `notices`.
+    #[inline]
+    pub(in crate::space) fn operate_untold<R>(
+        &self,
+        notices: &mut Notices,
+        work: impl FnOnce(&mut Op<'_, 'm, P>) -> R,
+    ) -> R {
         let mut after = AfterUnlock::new(&self.page_table);
-        let mut notices = Notices::default();
         let mut guard = self.vmas.lock();
         let result = {
             // SAFETY: 1. both belong to this address space.
             let (vmas, edit) = unsafe { after.lend(&mut guard) };
-            let mut op = Op { space: self, vmas, edit, notices: &mut notices };
+            let mut op = Op { space: self, vmas, edit, notices };
             let result = work(&mut op);
             op.edit.flush();
             result
@@ -120,6 +129,14 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         if !after.is_done() {
             after.finish();
         }
+        result
+    }
+
+    /// Runs `begin`, which performs a call up to its waits, and delivers the call's messages.
+    #[inline(always)]
+    pub(in crate::space) fn deliver_after<R>(&self, begin: impl FnOnce(&mut Notices) -> R) -> R {
+        let mut notices = Notices::default();
+        let result = begin(&mut notices);
         if !notices.is_empty() {
             notices.deliver(self.page_table.memory);
         }
@@ -134,6 +151,16 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         mut work: impl FnMut(&mut Op<'_, 'm, P>) -> Result<R, Failure<E>>,
     ) -> Result<R, E> {
         self.page_table.memory.outermost(|| self.operate(&mut work))
+    }
+
+    /// As [`AddressSpace::operate_with_reclaim`], but appends the messages to `notices`.
+    #[inline(always)]
+    pub(in crate::space) fn operate_with_reclaim_untold<R, E: CallError>(
+        &self,
+        notices: &mut Notices,
+        mut work: impl FnMut(&mut Op<'_, 'm, P>) -> Result<R, Failure<E>>,
+    ) -> Result<R, E> {
+        self.page_table.memory.outermost(|| self.operate_untold(notices, &mut work))
     }
 
     /// Runs `work` in the locked VMA and then unlocks the VMA. If the work has to wait for an

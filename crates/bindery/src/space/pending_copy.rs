@@ -148,7 +148,9 @@ fn end_of<'m, P: Platform>(
             Err(FaultError::NotMapped | FaultError::Protection) => Ok(None),
             Err(error) => Err(error),
         },
-        CallEnd::Fault(..) | CallEnd::Object(_) | CallEnd::Request | CallEnd::Message => Ok(None),
+        CallEnd::Fault(..) | CallEnd::Object(_) | CallEnd::Request | CallEnd::Message(_) => {
+            Ok(None)
+        }
     }
 }
 

@@ -18,8 +18,8 @@
 //!    2. CPU B fills the page and finds no waiting thread to wake.
 //!    3. CPU A queues its message and waits forever.
 //! 3. *A message lies in memory of the waiting thread*, on its stack or in a slab; the message of a
-//!    polled wait ([`PolledMessage`]) lies in a slab. A thread that wakes another first removes that
-//!    thread's message from the queue, and does not use it afterwards.
+//!    polled wait ([`PolledMessage`], [`PolledEvent`]) lies in a slab. A thread that wakes another
+//!    first removes that thread's message from the queue, and does not use it afterwards.
 //!
 //! A state lives while a handle, a VMA, a waiting thread or a queued fork refers to it. When the
 //! handle is dropped, the userfaultfd is *closed*: all waiting threads are woken, and its VMAs
@@ -41,7 +41,7 @@ pub use features::{UserfaultFeatures, UserfaultModes, UserfaultScope};
 pub use handle::{Userfault, WaitingFaults};
 pub use message::{UserfaultFault, UserfaultKind, UserfaultMessage};
 pub(crate) use notice::Notices;
-pub(crate) use polled::PolledMessage;
+pub(crate) use polled::{PolledEvent, PolledMessage};
 pub use queue::ForkIsNext;
 pub(crate) use queue::{Ending, QueuedMessage};
 pub(crate) use state::{QueuedFault, UserfaultState, WaitSignals, release};

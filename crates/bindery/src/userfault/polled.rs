@@ -1,4 +1,5 @@
-//! [`PolledMessage`]: a queued message for which no thread waits.
+//! Queued messages for which no thread waits: [`PolledMessage`] owns its message, [`PolledEvent`]
+//! only waits for the reader.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
@@ -50,8 +51,8 @@ impl<'m, P: Platform> PolledMessage<'m, P> {
         if unsafe { named.try_queue(memory.platform(), waiter) } {
             return Some(Self { memory, notice });
         }
-        // SAFETY: 1. the notice belongs to this call and is in no queue.
-        unsafe { Notice::free(memory, notice) };
+        // SAFETY: 1. and 2. the notice belongs to this call and is in no list and no queue.
+        unsafe { Notice::let_go(memory, notice) };
         None
     }
 
@@ -87,9 +88,14 @@ impl<'m, P: Platform> PolledMessage<'m, P> {
         self.waiter().parked()
     }
 
-    /// Whether the fault was woken, the event was read, or the userfaultfd was closed.
+    /// The end of the wait: the fault was woken, the event was read, or the userfaultfd was closed.
+    pub(crate) fn ending(&self) -> Option<Ending> {
+        self.waiter().ending()
+    }
+
+    /// Whether the wait has ended.
     pub(crate) fn is_over(&self) -> bool {
-        self.waiter().ending().is_some()
+        self.ending().is_some()
     }
 
     /// Waits like a thread that blocks. Called without locks.
@@ -109,13 +115,78 @@ impl<P: Platform> Drop for PolledMessage<'_, P> {
             // The reader of an event ends the change, and no reader will get this one.
             state.end_change();
         }
-        // SAFETY: 1. the notice belongs to this value and is no longer in a queue.
-        unsafe { Notice::free(self.memory, self.notice) };
+        // SAFETY: 1. and 2. the notice belongs to this value, and is in no list and no longer in a
+        // queue.
+        unsafe { Notice::let_go(self.memory, self.notice) };
     }
 }
 
 impl<P: Platform> fmt::Debug for PolledMessage<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PolledMessage").field("is_over", &self.is_over()).finish_non_exhaustive()
+    }
+}
+
+/// The wait for the reader of the first message of a list ([`Notices::send`]). It shares the notice
+/// with the list, which alone withdraws the message: dropping this value changes nothing.
+///
+/// [`Notices::send`]: super::Notices::send
+pub(crate) struct PolledEvent<'m, P: Platform> {
+    memory: &'m Memory<P>,
+    notice: NonNull<Notice>,
+}
+
+// SAFETY: the notice is held. A waiter may be used from any thread, as for `PolledMessage`; other
+// fields of the notice are not used.
+unsafe impl<P: Platform> Send for PolledEvent<'_, P> {}
+// SAFETY: as above.
+unsafe impl<P: Platform> Sync for PolledEvent<'_, P> {}
+
+impl<'m, P: Platform> PolledEvent<'m, P> {
+    /// The wait for the reader of this message.
+    ///
+    /// # Safety
+    /// 1. The notice is held during the call, and came from a slab of `memory`.
+    pub(super) unsafe fn of(memory: &'m Memory<P>, notice: NonNull<Notice>) -> Self {
+        // SAFETY: the caller's obligation 1.
+        unsafe { notice.as_ref() }.hold();
+        Self { memory, notice }
+    }
+
+    fn waiter(&self) -> &Waiter {
+        // SAFETY: this value holds the notice.
+        unsafe { &self.notice.as_ref().waiter }
+    }
+
+    /// The word that changes when the wait is over, and its value until that time.
+    pub(crate) fn parked(&self) -> (&AtomicU32, u32) {
+        self.waiter().parked()
+    }
+
+    /// The end of the wait: the message was read or withdrawn, or the userfaultfd was closed.
+    pub(crate) fn ending(&self) -> Option<Ending> {
+        self.waiter().ending()
+    }
+
+    /// Waits until the message is done or a fatal signal arrives. Called without locks.
+    pub(crate) fn wait(&self) -> Ending {
+        let platform = self.memory.platform();
+        let ending =
+            UserfaultState::park_until_done(platform, self.waiter(), || platform.fatal_signal());
+        ending.unwrap_or(Ending::Interrupted)
+    }
+}
+
+impl<P: Platform> Drop for PolledEvent<'_, P> {
+    fn drop(&mut self) {
+        // SAFETY: 1. the hold is this value's; 2. the list or its last user, which owns the notice,
+        // lets go of it only in no queue.
+        unsafe { Notice::let_go(self.memory, self.notice) };
+    }
+}
+
+impl<P: Platform> fmt::Debug for PolledEvent<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PolledEvent").field("ending", &self.ending()).finish_non_exhaustive()
     }
 }

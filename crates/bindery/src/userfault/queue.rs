@@ -274,6 +274,13 @@ impl<W: Word<u32>> Queues<W> {
         wake(word);
     }
 
+    /// Takes a message back that no reader has received. Calls `wake` with the address of the word.
+    pub(super) fn end_unread(&mut self, node: &Waiter<W>, wake: impl FnOnce(*const W)) {
+        if node.place.get() != WaiterQueue::Nowhere {
+            self.end(node, CLOSED, wake);
+        }
+    }
+
     /// The number of waiting faults.
     pub(super) fn faults(&self) -> WaitingFaults {
         let count = |list: &WaiterList<W>| {

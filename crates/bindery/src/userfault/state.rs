@@ -297,9 +297,23 @@ impl<W: Word<u32>> UserfaultState<W> {
         waiter: &Waiter<W>,
         interrupted: impl Fn() -> bool,
     ) -> Ending {
-        while waiter.ending().is_none() {
+        let ending = Self::park_until_done(parking, waiter, interrupted);
+        ending.unwrap_or_else(|| self.withdraw(parking, waiter))
+    }
+
+    /// As [`UserfaultState::wait`], but the message stays in its queue if `interrupted` returns
+    /// true, which gives `None`.
+    pub(super) fn park_until_done(
+        parking: &impl Parking<W>,
+        waiter: &Waiter<W>,
+        interrupted: impl Fn() -> bool,
+    ) -> Option<Ending> {
+        loop {
+            if let Some(ending) = waiter.ending() {
+                return Some(ending);
+            }
             if interrupted() {
-                return self.withdraw(parking, waiter);
+                return None;
             }
             match waiter.content() {
                 QueuedMessage::Fault(_) => parking.park_for_handler(&waiter.word, 0),
@@ -311,12 +325,18 @@ impl<W: Word<u32>> UserfaultState<W> {
                 }
             }
         }
-        waiter.ending().unwrap_or(Ending::Interrupted)
     }
 
     /// Withdraws a message, unless it is already done.
     pub(super) fn withdraw(&self, parking: &impl Parking<W>, waiter: &Waiter<W>) -> Ending {
         self.with_queues(parking, |queues| queues.take(waiter));
+        waiter.ending().unwrap_or(Ending::Interrupted)
+    }
+
+    /// As [`UserfaultState::withdraw`], for a message whose reader several threads await: their
+    /// waits end.
+    pub(super) fn withdraw_shared(&self, parking: &impl Parking<W>, waiter: &Waiter<W>) -> Ending {
+        self.with_queues(parking, |queues| queues.end_unread(waiter, |word| parking.unpark(word)));
         waiter.ending().unwrap_or(Ending::Interrupted)
     }
 

@@ -18,9 +18,9 @@ use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::{AArch64, KeyRights, X86_64};
 use bindery::platform::{Cpu, Platform};
 use bindery::{
-    Access, AddressSpace, Advice, Error, FaultError, FaultPoll, FillMode, Inspection, MoveMode,
-    ParkedOn, SizeMode, TriedFault, Userfault, UserfaultFeatures, UserfaultMessage, UserfaultModes,
-    UserfaultScope, check,
+    Access, AddressSpace, Advice, CallPoll, Error, FaultError, FaultPoll, FillMode, Inspection,
+    MoveMode, ParkedOn, PendingEvents, SizeMode, Step, TriedFault, Userfault, UserfaultFeatures,
+    UserfaultMessage, UserfaultModes, UserfaultScope, check,
 };
 use bindery_hosted::{Machine, Walk};
 
@@ -116,6 +116,35 @@ impl<'m, A: Walk> World<'m, A> {
         }
     }
 
+    /// Delivers the messages of a call, in a task that polls.
+    fn tell(&self, mut events: PendingEvents<'m, Stepped<A>>) {
+        let mut ready = None;
+        while let Step::Blocked(mut wait) = events.step(ready.take()) {
+            ready = loop {
+                let polled = &mut wait;
+                match stops::awake(move || polled.poll()) {
+                    CallPoll::Ready(end) => break Some(end),
+                    CallPoll::Pending(on) => {
+                        self.space.memory().platform().park(on.word(), on.expected());
+                    }
+                    CallPoll::NeedsThread => panic!("the wait for a reader needs no thread"),
+                }
+            };
+        }
+    }
+
+    fn polled_unmap(&self) -> bool {
+        let (unmapped, events) = self.space.begin_munmap(VirtAddr(TO), LENGTH);
+        self.tell(events);
+        unmapped.is_ok()
+    }
+
+    fn polled_fork(&self) -> bool {
+        let (child, events) = self.space.begin_fork();
+        self.tell(events);
+        child.map(|child| self.children.lock().unwrap().push(child)).is_ok()
+    }
+
     /// Waits for the word of a fault. If the page is present, the word changes soon.
     fn park(&self, at: VirtAddr, on: ParkedOn<'_>) {
         let begin = Instant::now();
@@ -193,6 +222,8 @@ fn calls<A: Walk>() -> Vec<Call<A>> {
             let child = world.space.fork();
             child.map(|child| world.children.lock().unwrap().push(child)).is_ok()
         }),
+        call("polled fork", |world| world.polled_fork()),
+        lost("polled unmap", |world| world.polled_unmap()),
         lost("unmap", |world| world.space.munmap(VirtAddr(TO), LENGTH).is_ok()),
         lost(DISCARD, |world| world.space.madvise(VirtAddr(TO), LENGTH, Advice::DontNeed).is_ok()),
     ]

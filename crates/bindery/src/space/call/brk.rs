@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::error::{Error, Failure};
 use crate::platform::Platform;
+use crate::userfault::Notices;
 use crate::vma::{MappingFlags, Purpose};
 use crate::vmas::STACK_GUARD_GAP;
 
@@ -12,6 +13,7 @@ use super::munmap::unmap;
 use crate::space::AddressSpace;
 use crate::space::call::populate::Populate;
 use crate::space::op::Op;
+use crate::space::userfault::pending_events::PendingEvents;
 
 /// The start and end of the program's heap; both 0 until [`AddressSpace::set_break_start`].
 #[derive(Default)]
@@ -27,7 +29,7 @@ impl ProgramBreak {
     }
 }
 
-impl<P: Platform> AddressSpace<'_, P> {
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Sets the start of an empty heap. The embedder's program loader calls this.
     ///
     /// Context: may sleep.
@@ -53,23 +55,28 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// Context: may sleep. Complexity: as [`AddressSpace::munmap`] if the heap shrinks; logarithmic
     /// in the number of mappings if it grows.
     pub fn set_break(&self, end: VirtAddr) -> VirtAddr {
-        let (now, populate) = set_break(self, end);
+        let (now, populate) = self.deliver_after(|notices| set_break(self, end, notices));
         let _ = populate.finish(self);
         now
     }
 
     /// As [`AddressSpace::set_break`], up to the waits. The steps of the [`Populate`] map the pages
-    /// of memory locked by [`crate::LockAll::FUTURE`]; they do not fail.
+    /// of memory locked by [`crate::LockAll::FUTURE`]; they do not fail. They follow the steps of
+    /// the [`PendingEvents`], which tell userfaultfds that the heap has shrunk.
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::set_break`].
-    pub fn begin_set_break(&self, end: VirtAddr) -> (VirtAddr, Populate) {
-        set_break(self, end)
+    pub fn begin_set_break(&self, end: VirtAddr) -> ((VirtAddr, Populate), PendingEvents<'m, P>) {
+        PendingEvents::of(self, |notices| set_break(self, end, notices))
     }
 }
 
-fn set_break<P: Platform>(space: &AddressSpace<'_, P>, end: VirtAddr) -> (VirtAddr, Populate) {
+fn set_break<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    end: VirtAddr,
+    notices: &mut Notices,
+) -> (VirtAddr, Populate) {
     let mut now = end;
-    let moved = space.operate_with_reclaim(|op| {
+    let moved = space.operate_with_reclaim_untold(notices, |op| {
         let moved = move_break(op, end);
         if moved.is_ok() {
             space.program_break.end.store(end.0, Ordering::Relaxed);

@@ -5,15 +5,17 @@ use crate::addr::VirtAddr;
 use crate::error::Error;
 use crate::object::{Accounting, Sealing};
 use crate::platform::Platform;
+use crate::userfault::Notices;
 
 use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 use super::mmap::MapSource;
 use crate::space::AddressSpace;
-use crate::space::call::mmap::map_unpopulated;
+use crate::space::call::mmap::{map_unpopulated, mmap_object};
 use crate::space::call::populate::{Populate, populated};
+use crate::space::userfault::pending_events::PendingEvents;
 use crate::vma::{MappingFlags, Protection};
 
-impl<P: Platform> AddressSpace<'_, P> {
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Maps `/dev/zero`, opened for `access`, from `offset` (in bytes): anonymous memory with the
     /// permission checks of a file.
     ///
@@ -30,7 +32,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         offset: u64,
         access: FileAccess,
     ) -> Result<VirtAddr, Error> {
-        populated(self, map_zeroes(self, request, offset, access))
+        let begin = |notices: &mut _| map_zeroes(self, request, offset, access, notices);
+        populated(self, self.deliver_after(begin))
     }
 
     /// As [`AddressSpace::mmap_zeroes`], up to the waits; see [`AddressSpace::begin_mmap`].
@@ -44,8 +47,8 @@ impl<P: Platform> AddressSpace<'_, P> {
         request: &MapRequest,
         offset: u64,
         access: FileAccess,
-    ) -> Result<(VirtAddr, Populate), Error> {
-        map_zeroes(self, request, offset, access)
+    ) -> (Result<(VirtAddr, Populate), Error>, PendingEvents<'m, P>) {
+        PendingEvents::of(self, |notices| map_zeroes(self, request, offset, access, notices))
     }
 }
 
@@ -54,6 +57,7 @@ fn map_zeroes<P: Platform>(
     request: &MapRequest,
     offset: u64,
     access: FileAccess,
+    notices: &mut Notices,
 ) -> Result<(VirtAddr, Populate), Error> {
     let shared = request.sharing == Sharing::Shared;
     let writable = access.contains(FileAccess::WRITE);
@@ -67,7 +71,8 @@ fn map_zeroes<P: Platform>(
         // The object has the length of the mapping even if the offset is not zero, as on Linux, so
         // accesses beyond the object's end fail.
         let object = space.memory().shared_memory(length, Sealing::Forbidden, accounting)?;
-        return space.begin_mmap_object(request, &MapObject { object: &object, offset, access });
+        let source = MapObject { object: &object, offset, access };
+        return mmap_object(space, request, &source, notices);
     }
     let writes = shared && request.protection.contains(Protection::WRITE);
     let refused = if !access.contains(FileAccess::READ) || writes {
@@ -85,5 +90,5 @@ fn map_zeroes<P: Platform>(
     let mut may = MappingFlags::MAY_ALL;
     may.set(MappingFlags::MAY_WRITE, !shared);
     let request = MapRequest { sharing: Sharing::Private, ..*request };
-    map_unpopulated(space, &request, MapSource::anonymous(may))
+    map_unpopulated(space, &request, MapSource::anonymous(may), notices)
 }

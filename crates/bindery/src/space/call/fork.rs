@@ -16,6 +16,7 @@ use super::swap_off::swap_in_full_slots;
 use crate::space::AddressSpace;
 use crate::space::op::Op;
 use crate::space::userfault::events;
+use crate::space::userfault::pending_events::PendingEvents;
 
 impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Copies the address space: the child has the same mappings with the same contents. Private
@@ -38,13 +39,32 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// [`Error::LimitReached`] if 32,768 entries already refer to the slot of a page in swap, and
     /// the page cannot be read.
     pub fn fork(&self) -> Result<Self, Error> {
-        fork(self)
+        self.deliver_after(|notices| fork(self, notices))
+    }
+
+    /// As [`AddressSpace::fork`], up to the waits for handlers: the steps of the [`PendingEvents`]
+    /// wait until userfaultfds have received those of the child. As on Linux, the child must not run
+    /// before. If the events are dropped, the child's faults are served like those of memory that
+    /// is not registered.
+    ///
+    /// The call itself waits for a device only if an entry cannot be copied because 32,768 others
+    /// refer to its slot.
+    ///
+    /// Context: may sleep. Complexity: as [`AddressSpace::fork`].
+    ///
+    /// # Errors
+    /// As [`AddressSpace::fork`].
+    pub fn begin_fork(&self) -> (Result<Self, Error>, PendingEvents<'m, P>) {
+        PendingEvents::of(self, |notices| fork(self, notices))
     }
 }
 
-fn fork<'m, P: Platform>(space: &AddressSpace<'m, P>) -> Result<AddressSpace<'m, P>, Error> {
+fn fork<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
+    notices: &mut Notices,
+) -> Result<AddressSpace<'m, P>, Error> {
     loop {
-        match space.page_table.memory.outermost(|| fork_once(space)) {
+        match space.page_table.memory.outermost(|| fork_once(space, notices)) {
             // The limit of a slot. Nothing limits the processes that map a page in memory.
             Err(Error::LimitReached) => swap_in_full_slots(space).map_err(|error| {
                 let lost = matches!(error, Error::Fault(_));
@@ -55,12 +75,15 @@ fn fork<'m, P: Platform>(space: &AddressSpace<'m, P>) -> Result<AddressSpace<'m,
     }
 }
 
-fn fork_once<'m, P: Platform>(space: &AddressSpace<'m, P>) -> Result<AddressSpace<'m, P>, Failure> {
+fn fork_once<'m, P: Platform>(
+    space: &AddressSpace<'m, P>,
+    notices: &mut Notices,
+) -> Result<AddressSpace<'m, P>, Failure> {
     let (memory, reach) = (space.page_table.memory, space.page_table.reach);
     let child = AddressSpace::with_limit(memory, space.vmas.bounds(), reach)?;
     child.set_limits(&space.limits());
     child.inherit_settings(space);
-    let result = space.operate(|op| {
+    let result = space.operate_untold(notices, |op| {
         child.program_break.copy_from(&space.program_break);
         child.keys.copy_from(&space.keys);
         child.change_vmas(|vmas| {

@@ -15,6 +15,7 @@ use crate::object::{
     Accounting, MAX_SIZE, Object, ObjectState, Sealing, ShownFrames, WritableMapping,
 };
 use crate::platform::Platform;
+use crate::userfault::Notices;
 use crate::vma::{Holds, MappingFlags, Protection, Purpose, Vma};
 use crate::vmas::{Alignment, Continues, VmaView};
 
@@ -24,6 +25,7 @@ use crate::space::AddressSpace;
 use crate::space::call::mprotect::heeded;
 use crate::space::call::populate::{Populate, populate_frames, populated};
 use crate::space::op::Op;
+use crate::space::userfault::pending_events::PendingEvents;
 
 /// The backing of a new mapping, besides the request. The value borrows a handle to its object, so
 /// the object exists.
@@ -101,19 +103,22 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// [`Error::TooManyMappings`]; [`Error::NoRoom`]; [`Error::OutOfMemory`]. An error changes
     /// nothing.
     pub fn mmap(&self, request: &MapRequest) -> Result<VirtAddr, Error> {
-        populated(self, mmap(self, request))
+        populated(self, self.deliver_after(|notices| mmap(self, request, notices)))
     }
 
-    /// As [`AddressSpace::mmap`], up to the waits: the call maps the memory, and the steps of the
-    /// [`Populate`], which do not fail, map the pages of [`MapFlags::POPULATE`] and of locked
-    /// memory.
+    /// As [`AddressSpace::mmap`], up to the waits: the call maps the memory. The steps of the
+    /// [`PendingEvents`] tell userfaultfds of the mappings that it replaces; then those of the
+    /// [`Populate`], which do not fail, map the pages of [`MapFlags::POPULATE`] and locked memory.
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::mmap`].
     ///
     /// # Errors
     /// As [`AddressSpace::mmap`].
-    pub fn begin_mmap(&self, request: &MapRequest) -> Result<(VirtAddr, Populate), Error> {
-        mmap(self, request)
+    pub fn begin_mmap(
+        &self,
+        request: &MapRequest,
+    ) -> (Result<(VirtAddr, Populate), Error>, PendingEvents<'m, P>) {
+        PendingEvents::of(self, |notices| mmap(self, request, notices))
     }
 
     /// Maps a part of an object: shared memory or a file. A private mapping shows each of the
@@ -133,7 +138,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         request: &MapRequest,
         source: &MapObject<'_, 'm, P>,
     ) -> Result<VirtAddr, Error> {
-        populated(self, mmap_object(self, request, source))
+        populated(self, self.deliver_after(|notices| mmap_object(self, request, source, notices)))
     }
 
     /// As [`AddressSpace::mmap_object`], up to the waits; see [`AddressSpace::begin_mmap`].
@@ -146,8 +151,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         &self,
         request: &MapRequest,
         source: &MapObject<'_, 'm, P>,
-    ) -> Result<(VirtAddr, Populate), Error> {
-        mmap_object(self, request, source)
+    ) -> (Result<(VirtAddr, Populate), Error>, PendingEvents<'m, P>) {
+        PendingEvents::of(self, |notices| mmap_object(self, request, source, notices))
     }
 
     /// Whether a place exists for such a mapping. This check is the first half of
@@ -181,10 +186,11 @@ fn check_place<P: Platform>(
     Ok(())
 }
 
-fn mmap_object<'m, P: Platform>(
+pub(super) fn mmap_object<'m, P: Platform>(
     space: &AddressSpace<'m, P>,
     request: &MapRequest,
     source: &MapObject<'_, 'm, P>,
+    notices: &mut Notices,
 ) -> Result<(VirtAddr, Populate), Error> {
     let length = map_length::<P>(request)?;
     let offset = source.offset >> PAGE_SHIFT;
@@ -200,7 +206,7 @@ fn mmap_object<'m, P: Platform>(
     }
     match admit(request, source) {
         Ok((may, _admitted)) => {
-            map_unpopulated(space, request, MapSource::of(source.object, offset, may))
+            map_unpopulated(space, request, MapSource::of(source.object, offset, may), notices)
         }
         Err(error) => {
             // Linux also searches for an address first.
@@ -213,10 +219,11 @@ fn mmap_object<'m, P: Platform>(
 fn mmap<P: Platform>(
     space: &AddressSpace<'_, P>,
     request: &MapRequest,
+    notices: &mut Notices,
 ) -> Result<(VirtAddr, Populate), Error> {
     let may = MappingFlags::MAY_ALL;
     if request.sharing == Sharing::Private {
-        return map_unpopulated(space, request, MapSource::anonymous(may));
+        return map_unpopulated(space, request, MapSource::anonymous(may), notices);
     }
     // Checked before any allocation for the object.
     let length = map_length::<P>(request)?;
@@ -227,16 +234,18 @@ fn mmap<P: Platform>(
     };
     let memory = space.page_table.memory;
     let object = memory.shared_memory(length, Sealing::Forbidden, accounting)?;
-    map_unpopulated(space, request, MapSource::of(&object, 0, may))
+    map_unpopulated(space, request, MapSource::of(&object, 0, may), notices)
 }
 
 pub(in crate::space) fn map_unpopulated<P: Platform>(
     space: &AddressSpace<'_, P>,
     request: &MapRequest,
     backing: MapSource<'_>,
+    notices: &mut Notices,
 ) -> Result<(VirtAddr, Populate), Error> {
     let length = map_length::<P>(request)?;
-    let (range, flags) = space.operate_with_reclaim(|op| map(op, request, length, &backing))?;
+    let (range, flags) =
+        space.operate_with_reclaim_untold(notices, |op| map(op, request, length, &backing))?;
     let locked = flags & (MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT);
     if flags.contains(MappingFlags::FRAMES) {
         if request.flags.contains(MapFlags::POPULATE) {

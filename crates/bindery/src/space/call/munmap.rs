@@ -12,6 +12,7 @@ use crate::vmas::{ReservedVma, VmaView};
 use crate::space::AddressSpace;
 use crate::space::op::Op;
 use crate::space::userfault::events;
+use crate::space::userfault::pending_events::PendingEvents;
 
 /// The memory that an unmapping needs, reserved before its first change. Must be used, or passed to
 /// [`UnmapSupplies::cancel`].
@@ -140,7 +141,7 @@ pub(in crate::space) fn unmap_supplied<'m, P: Platform>(
     zapped
 }
 
-impl<P: Platform> AddressSpace<'_, P> {
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Unmaps `length` bytes (rounded up to pages) at `start`. Mappings that extend beyond the
     /// range keep the rest. A range without mappings is not an error.
     ///
@@ -156,5 +157,20 @@ impl<P: Platform> AddressSpace<'_, P> {
     pub fn munmap(&self, start: VirtAddr, length: u64) -> Result<(), Error> {
         let range = unmap_range::<P>(start, length)?;
         self.operate_with_reclaim(|op| unmap(op, range))
+    }
+
+    /// As [`AddressSpace::munmap`], up to the waits: the steps of the [`PendingEvents`] wait until
+    /// the userfaultfds of the range have heard of the unmapping, whose result is final.
+    ///
+    /// Context: may sleep. Complexity: as [`AddressSpace::munmap`].
+    pub fn begin_munmap(
+        &self,
+        start: VirtAddr,
+        length: u64,
+    ) -> (Result<(), Error>, PendingEvents<'m, P>) {
+        PendingEvents::of(self, |notices| {
+            let range = unmap_range::<P>(start, length)?;
+            self.operate_with_reclaim_untold(notices, |op| unmap(op, range))
+        })
     }
 }

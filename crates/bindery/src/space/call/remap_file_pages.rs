@@ -10,10 +10,12 @@ use super::mmap::{MapSource, admit, map};
 use crate::space::AddressSpace;
 use crate::space::call::populate::{Populate, populated};
 use crate::space::op::Op;
+use crate::space::userfault::pending_events::PendingEvents;
+use crate::userfault::Notices;
 use crate::vma::{MappingFlags, Protection};
 use crate::vmas::place::Place;
 
-impl<P: Platform> AddressSpace<'_, P> {
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Replaces `length` bytes at `start` of a shared mapping (both rounded down to pages) by a
     /// mapping of the same object from page `page` on, with the same protection and locks (as Linux
     /// since 4.0). [`MapFlags::POPULATE`] populates the new mapping; other flags are ignored.
@@ -34,12 +36,13 @@ impl<P: Platform> AddressSpace<'_, P> {
         page: u64,
         flags: MapFlags,
     ) -> Result<(), Error> {
-        let begun = self.begin_remap_file_pages(start, length, page, flags);
-        populated(self, begun.map(|populate| ((), populate)))
+        let begin = |notices: &mut _| remap_file_pages(self, start, (length, page), flags, notices);
+        populated(self, self.deliver_after(begin).map(|populate| ((), populate)))
     }
 
     /// As [`AddressSpace::remap_file_pages`], up to the waits. The steps of the [`Populate`], which
-    /// do not fail, map the pages.
+    /// do not fail, map the pages. They follow the steps of the [`PendingEvents`], which tell
+    /// userfaultfds of the mapping that was replaced.
     ///
     /// Context: may sleep.
     ///
@@ -51,24 +54,27 @@ impl<P: Platform> AddressSpace<'_, P> {
         length: u64,
         page: u64,
         flags: MapFlags,
-    ) -> Result<Populate, Error> {
-        let (start, length) = (start.align_down(PAGE_SIZE), length & !(PAGE_SIZE - 1));
-        let range = VirtRange::from_len(start, length).ok_or(Error::Invalid)?;
-        remap_file_pages(self, range, page, flags)
+    ) -> (Result<Populate, Error>, PendingEvents<'m, P>) {
+        PendingEvents::of(self, |notices| {
+            remap_file_pages(self, start, (length, page), flags, notices)
+        })
     }
 }
 
 fn remap_file_pages<P: Platform>(
     space: &AddressSpace<'_, P>,
-    range: VirtRange,
-    page: u64,
+    start: VirtAddr,
+    (length, page): (u64, u64),
     flags: MapFlags,
+    notices: &mut Notices,
 ) -> Result<Populate, Error> {
+    let (start, length) = (start.align_down(PAGE_SIZE), length & !(PAGE_SIZE - 1));
+    let range = VirtRange::from_len(start, length).ok_or(Error::Invalid)?;
     if range.is_empty() {
         return Err(Error::Invalid);
     }
     page.checked_add(range.pages()).ok_or(Error::Invalid)?;
-    let now = space.operate_with_reclaim(|op| remap(op, range, page))?;
+    let now = space.operate_with_reclaim_untold(notices, |op| remap(op, range, page))?;
     if flags.contains(MapFlags::POPULATE) || now & LOCKS == MappingFlags::LOCKED {
         // The mapping exists, so the call succeeds even if the population fails, as on Linux.
         return Ok(Populate::as_possible(range));

@@ -4,13 +4,14 @@
 //! therefore return the wait wherever it would block. The state of a call is the rest of its range.
 
 use core::fmt;
+use core::sync::atomic::AtomicU32;
 
 use crate::addr::VirtAddr;
 use crate::error::FaultError;
 use crate::object::{ObjectWait, PageReady, ParkedOn, Polled, PolledWait};
 use crate::platform::Platform;
 use crate::space::fault::{FaultPoll, FaultReady, FaultWait};
-use crate::userfault::{PolledMessage, WaitSignals};
+use crate::userfault::{Ending, PolledEvent, PolledMessage, WaitSignals};
 
 /// The result of a step of a call, such as [`Populate::step`].
 ///
@@ -31,7 +32,9 @@ pub enum Step<'s, 'm, P: Platform> {
 /// request, so it may be moved to another thread and may be queued. Dropping the value cancels the
 /// wait: nothing is read for the call, unless a poll has started the read. Writes that a step has
 /// started continue. The message of an event to a userfaultfd, which the step has sent, is withdrawn
-/// unless it was read, and the next step sends it again.
+/// unless it was read, and the next step sends it again. But the message about a change that has
+/// been made, such as an unmapping, belongs to [`crate::PendingEvents`]: it stays sent, and the next
+/// step waits for its reader again.
 ///
 /// Context of the drop: may sleep, like the drop of an [`crate::Object`].
 #[derive(Debug)]
@@ -50,6 +53,8 @@ enum CallEvent<'s, 'm, P: Platform> {
     Request(PolledWait<'m, P>),
     /// The wait until a handler has read the message of an event.
     Message(PolledMessage<'m, P>),
+    /// As above, for an event whose message belongs to the call.
+    Event(PolledEvent<'m, P>),
 }
 
 /// The progress of a wait ([`CallWait::poll`]).
@@ -79,7 +84,7 @@ pub(in crate::space) enum CallEnd<'m, P: Platform> {
     /// The end of a wait for a request of a swap device.
     Request,
     /// The end of a wait for the reader of a message.
-    Message,
+    Message(Ending),
 }
 
 impl<'m, P: Platform> CallReady<'m, P> {
@@ -87,7 +92,7 @@ impl<'m, P: Platform> CallReady<'m, P> {
     pub(super) fn of_object(self) -> Option<PageReady<'m, P>> {
         match self.0 {
             CallEnd::Object(page) => Some(page),
-            CallEnd::Fault(..) | CallEnd::Request | CallEnd::Message => None,
+            CallEnd::Fault(..) | CallEnd::Request | CallEnd::Message(_) => None,
         }
     }
 }
@@ -111,6 +116,11 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
         Self(CallEvent::Message(message))
     }
 
+    /// The wait for the reader of the message of an event that belongs to the call.
+    pub(in crate::space) fn for_event(event: PolledEvent<'m, P>) -> Self {
+        Self(CallEvent::Event(event))
+    }
+
     /// Waits, and performs the work that the call cannot perform without waiting, as
     /// [`FaultWait::wait`].
     ///
@@ -125,9 +135,9 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
             }
             CallEvent::Message(message) => {
                 // As in a blocking call, a fatal signal ends only the wait.
-                let _ = message.wait(WaitSignals::FatalSignal);
-                CallEnd::Message
+                CallEnd::Message(message.wait(WaitSignals::FatalSignal))
             }
+            CallEvent::Event(event) => CallEnd::Message(event.wait()),
         })
     }
 
@@ -162,13 +172,8 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
                 // The wait has no error.
                 Ok(Polled::Ready(_)) | Err(_) => CallPoll::Ready(CallReady(CallEnd::Request)),
             },
-            CallEvent::Message(message) if message.is_over() => {
-                CallPoll::Ready(CallReady(CallEnd::Message))
-            }
-            CallEvent::Message(message) => {
-                let (word, expected) = message.parked();
-                CallPoll::Pending(ParkedOn::new(word, expected))
-            }
+            CallEvent::Message(message) => poll_message(message.ending(), message.parked()),
+            CallEvent::Event(event) => poll_message(event.ending(), event.parked()),
         }
     }
 
@@ -181,8 +186,19 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
             CallEvent::Fault(wait) => wait.is_for_storage(),
             CallEvent::Object(wait) => wait.is_for_storage(),
             CallEvent::Request(_) => true,
-            CallEvent::Message(_) => false,
+            CallEvent::Message(_) | CallEvent::Event(_) => false,
         }
+    }
+}
+
+/// The progress of a wait for the reader of a message.
+fn poll_message<'w, 'm, P: Platform>(
+    ending: Option<Ending>,
+    (word, expected): (&'w AtomicU32, u32),
+) -> CallPoll<'w, 'm, P> {
+    match ending {
+        Some(ending) => CallPoll::Ready(CallReady(CallEnd::Message(ending))),
+        None => CallPoll::Pending(ParkedOn::new(word, expected)),
     }
 }
 
@@ -196,7 +212,7 @@ impl<P: Platform> fmt::Debug for CallReady<'_, P> {
             CallEnd::Object(result) => {
                 debug.field("error", &result.as_ref().err());
             }
-            CallEnd::Request | CallEnd::Message => {}
+            CallEnd::Request | CallEnd::Message(_) => {}
         }
         debug.finish_non_exhaustive()
     }

@@ -192,7 +192,7 @@ impl RemovalNotices {
         refuses: &dyn Fn(&Vma) -> bool,
     ) -> Result<Option<CallWait<'s, 'm, P>>, Error> {
         let memory = space.page_table.memory;
-        let was_read = matches!(ready, Some(CallReady(CallEnd::Message)));
+        let was_read = matches!(ready, Some(CallReady(CallEnd::Message(_))));
         let mut told = self.sent.take().filter(|_| was_read);
         loop {
             if let Some(end) = told.take() {

@@ -6,6 +6,7 @@
 //! | `register` | registers and unregisters ranges |
 //! | `wait` | the wait of a fault for its handler |
 //! | `events` | messages about changes of the address space |
+//! | `pending_events` | the messages of a call, delivered in steps |
 //! | `fill`, `copies` | fills pages with copies, zeroes or poison; several copies mapped together |
 //! | `shared` | pages of shared memory |
 //! | `protect` | write-protection |
@@ -18,6 +19,7 @@ mod fill;
 mod handler;
 mod install;
 mod moves;
+pub(in crate::space) mod pending_events;
 pub(in crate::space) mod protect;
 mod register;
 pub(in crate::space) mod shared;
@@ -26,6 +28,7 @@ mod wait;
 pub use fill::{FillMode, FillOrder, FillSource, PartialFill};
 pub use handler::UserfaultHandler;
 pub use moves::MoveMode;
+pub use pending_events::PendingEvents;
 pub use protect::WriteProtectMode;
 pub(super) use protect::{lift_protection, map_protected_page};
 pub(super) use wait::{PolledHandler, Served, awaits_handler, serve_by_userfault};

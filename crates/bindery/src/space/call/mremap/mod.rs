@@ -9,6 +9,7 @@ use crate::arch::Arch;
 use crate::error::{Error, Failure};
 use crate::folio::FolioIndex;
 use crate::platform::Platform;
+use crate::userfault::Notices;
 use crate::vma::{MappingFlags, Vma};
 use crate::vmas::Alignment;
 use crate::vmas::place::Place;
@@ -17,6 +18,7 @@ use super::munmap::{may_unmap, unmap, unmap_range, unmap_supplied};
 use crate::space::AddressSpace;
 use crate::space::call::populate::{Populate, populated};
 use crate::space::op::Op;
+use crate::space::userfault::pending_events::PendingEvents;
 use move_vma::{congruent_place, move_vma};
 use plan::RemapPlan;
 use supplies::RemapCall;
@@ -66,7 +68,7 @@ impl Remap {
     }
 }
 
-impl<P: Platform> AddressSpace<'_, P> {
+impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Resizes or moves the mapping of `old_length` bytes at `old` to `new_length` bytes (both
     /// rounded up to pages), including its contents, and returns its address. If the new length is
     /// smaller, the part cut off may span several mappings. A move to a given address without a
@@ -101,11 +103,14 @@ impl<P: Platform> AddressSpace<'_, P> {
         new_length: u64,
         remap: Remap,
     ) -> Result<VirtAddr, Error> {
-        populated(self, self.begin_mremap(old, old_length, new_length, remap))
+        let plan = RemapPlan::new::<P::Arch>(old, old_length, new_length, remap)?;
+        populated(self, self.deliver_after(|notices| remap_mappings(self, &plan, notices)))
     }
 
     /// As [`AddressSpace::mremap`], up to the waits: the steps of the [`Populate`], which do not
-    /// fail, map the pages of a locked mapping's new part.
+    /// fail, map the pages of a locked mapping's new part. They follow the steps of the
+    /// [`PendingEvents`], which tell userfaultfds of mappings that were moved and unmapped, even if
+    /// the call has failed after that.
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::mremap`].
     ///
@@ -117,8 +122,11 @@ impl<P: Platform> AddressSpace<'_, P> {
         old_length: u64,
         new_length: u64,
         remap: Remap,
-    ) -> Result<(VirtAddr, Populate), Error> {
-        remap_mappings(self, &RemapPlan::new::<P::Arch>(old, old_length, new_length, remap)?)
+    ) -> (Result<(VirtAddr, Populate), Error>, PendingEvents<'m, P>) {
+        PendingEvents::of(self, |notices| {
+            let plan = RemapPlan::new::<P::Arch>(old, old_length, new_length, remap)?;
+            remap_mappings(self, &plan, notices)
+        })
     }
 }
 
@@ -126,9 +134,10 @@ impl<P: Platform> AddressSpace<'_, P> {
 fn remap_mappings<P: Platform>(
     space: &AddressSpace<'_, P>,
     plan: &RemapPlan,
+    notices: &mut Notices,
 ) -> Result<(VirtAddr, Populate), Error> {
     let mut call = RemapCall::new(space.page_table.memory, plan.source.start().0);
-    let result = space.operate_with_reclaim(|op| {
+    let result = space.operate_with_reclaim_untold(notices, |op| {
         call.grown = None;
         remap_range(op, &mut call, plan)
     });
