@@ -54,6 +54,7 @@ mod files;
 #[cfg(all(feature = "instances", debug_assertions, not(test)))]
 pub mod instances;
 mod instructions;
+mod loaded_root;
 mod machine;
 mod memory;
 mod mmu;

@@ -57,6 +57,8 @@ pub(crate) struct Shared<A: Walk> {
     pub(crate) seats: Seats,
     /// The MMU and TLB of each CPU.
     pub(crate) tlbs: Box<[Padded<Mutex<Tlb<A>>>]>,
+    /// Whether CPUs record the roots that they load ([`Machine::load_root`]).
+    pub(crate) records_roots: AtomicBool,
     pub(crate) log: Log,
     requests: Requests,
     signals: Signals,
@@ -92,6 +94,7 @@ impl<A: Walk> Machine<A> {
         let shared = Shared {
             seats: Seats::new(cpus),
             tlbs,
+            records_roots: AtomicBool::new(false),
             log: Log::default(),
             requests: Requests::default(),
             signals: Signals::new(cpus),
@@ -323,6 +326,7 @@ unsafe impl<A: Walk> Platform for Machine<A> {
         if self.broken() == Some(BrokenControl::Invalidation) {
             return;
         }
+        self.speculate();
         let here = self.cpu();
         let mut messages = 0;
         debug_assert!(cpus.iter().all(|cpu| cpu.0 < self.cpus()), "CPUs that do not exist");

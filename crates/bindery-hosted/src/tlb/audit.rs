@@ -5,6 +5,8 @@
 //! a write through the cached translation would not be recorded. It must not have another size,
 //! because the next access to an uncovered page would load a second translation. It may be
 //! *accessed* while the table's entry is not; all kernels tolerate this.
+//!
+//! Dormant entries ([`super::loaded`]) may differ from the tables.
 
 use bindery::addr::{Frame, PAGE_SIZE};
 use bindery::arch::Permissions;
@@ -18,6 +20,9 @@ impl<A: Walk> Strict<A> {
     pub(crate) fn audit(&self, world: World<'_>) {
         for (root, space) in &self.spaces {
             let root = Frame(*root);
+            if !self.loaded.allows(root) {
+                continue;
+            }
             for leaf in space.leaves.values() {
                 self.audit_leaf(world, root, leaf);
             }

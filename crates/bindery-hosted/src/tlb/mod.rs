@@ -4,6 +4,7 @@
 
 mod audit;
 mod frames;
+mod loaded;
 mod plain;
 mod space;
 mod strict;
@@ -86,6 +87,30 @@ impl<A: Walk> Tlb<A> {
         match &mut self.kind {
             Kind::Strict(tlb) => tlb.invalidate(world, root, what),
             Kind::Plain(tlb) => tlb.invalidate(root, what),
+        }
+    }
+
+    /// Loads a root, or the kernel's, without a flush ([`loaded`]).
+    pub(crate) fn load(&mut self, world: World<'_>, root: Option<Frame>) {
+        match &mut self.kind {
+            Kind::Strict(tlb) => tlb.load(world, root),
+            Kind::Plain(_) => {}
+        }
+    }
+
+    /// Drops all entries of a root, or of all roots.
+    pub(crate) fn flush_root(&mut self, world: World<'_>, root: Option<Frame>) {
+        match &mut self.kind {
+            Kind::Strict(tlb) => tlb.flush_root(world, root),
+            Kind::Plain(tlb) => tlb.flush(),
+        }
+    }
+
+    /// Walks for no access, as a CPU may at any time.
+    pub(crate) fn speculate(&mut self, world: World<'_>) {
+        match &mut self.kind {
+            Kind::Strict(tlb) => tlb.speculate(world),
+            Kind::Plain(_) => {}
         }
     }
 

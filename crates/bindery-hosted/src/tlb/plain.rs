@@ -84,6 +84,11 @@ impl<A: Walk> Plain<A> {
         }
     }
 
+    /// Drops all entries.
+    pub(crate) fn flush(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.page = EMPTY);
+    }
+
     pub(crate) fn invalidate(&mut self, root: Frame, what: &Invalidation) {
         let first = what.range.start().0 >> PAGE_SHIFT;
         let end = what.range.end().0.div_ceil(PAGE_SIZE);

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bindery::platform::Invalidation;
 
+use super::loaded::Past;
 use crate::mmu::walk::{MAX_LEVELS, Table};
 use crate::mmu::{Rules, Translation};
 
@@ -15,6 +16,7 @@ pub(crate) struct Space {
     pub(crate) tables: [BTreeMap<u64, Table>; MAX_LEVELS],
     /// For each level, the first addresses of entries that were invalid.
     pub(crate) invalid: [BTreeSet<u64>; MAX_LEVELS],
+    pub(super) past: Past,
 }
 
 impl Space {

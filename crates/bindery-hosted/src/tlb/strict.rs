@@ -25,6 +25,7 @@ use bindery::platform::{Cpu, Invalidation, Tables};
 
 use super::Refusal;
 use super::frames::FrameIndex;
+use super::loaded::Loaded;
 use super::space::{Space, names};
 use crate::mmu::walk::{Effect, End, Table, Walked, World, walk};
 use crate::mmu::{Access, Denial, InvalidEntries, Translation, Walk};
@@ -40,13 +41,15 @@ pub(crate) struct Strict<A> {
     typed: usize,
     /// Chooses among the entries of a block; changes at each use.
     choice: u64,
+    pub(super) loaded: Loaded,
     arch: PhantomData<A>,
 }
 
 impl<A: Walk> Strict<A> {
     pub(crate) fn new(cpu: Cpu) -> Self {
         let (spaces, frames) = Default::default();
-        Self { cpu, spaces, frames, typed: 0, choice: u64::from(cpu.0), arch: PhantomData }
+        let (choice, loaded) = (u64::from(cpu.0), Loaded::NotRecorded);
+        Self { cpu, spaces, frames, typed: 0, choice, loaded, arch: PhantomData }
     }
 
     pub(crate) fn translate(
@@ -57,6 +60,7 @@ impl<A: Walk> Strict<A> {
         addr: u64,
         access: Access,
     ) -> Result<Translation, Refusal> {
+        self.note_access(root, addr);
         let space = self.spaces.entry(root.0).or_default();
         match space.leaf(addr) {
             Some(leaf) if leaf.serves(access) => {
@@ -101,11 +105,23 @@ impl<A: Walk> Strict<A> {
         Err(refusal)
     }
 
-    fn space(&mut self, root: Frame) -> &mut Space {
+    pub(super) fn space(&mut self, root: Frame) -> &mut Space {
         self.spaces.entry(root.0).or_default()
     }
 
-    fn walk(&mut self, world: World<'_>, root: Frame, addr: u64, access: Access) -> Walked {
+    /// Whether the TLB has an answer for the address without a walk.
+    pub(super) fn has_entry(&self, root: Frame, addr: u64) -> bool {
+        let has = |space: &Space| space.leaf(addr).is_some() || space.is_invalid(&A::RULES, addr);
+        self.spaces.get(&root.0).is_some_and(has)
+    }
+
+    pub(super) fn walk(
+        &mut self,
+        world: World<'_>,
+        root: Frame,
+        addr: u64,
+        access: Access,
+    ) -> Walked {
         // Any generator that visits all residues serves; this one is Knuth's.
         self.choice = self.choice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let effect = Effect::Use(access, self.choice >> 32);
@@ -115,7 +131,7 @@ impl<A: Walk> Strict<A> {
         walk::<A>(world, place, table, level, effect)
     }
 
-    fn remember_tables(&mut self, root: Frame, addr: u64, walked: &Walked) {
+    pub(super) fn remember_tables(&mut self, root: Frame, addr: u64, walked: &Walked) {
         let space = self.spaces.entry(root.0).or_default();
         for (level, table) in walked.tables() {
             let start = A::RULES.start(addr, level);
@@ -128,7 +144,7 @@ impl<A: Walk> Strict<A> {
     }
 
     /// Caches a translation. An overlapping cached translation may differ only in permissions.
-    fn fill(&mut self, world: World<'_>, place: Place, leaf: Translation) {
+    pub(super) fn fill(&mut self, world: World<'_>, place: Place, leaf: Translation) {
         let overlapping: Vec<_> =
             self.space(place.root).leaves_in(leaf.start, leaf.last()).collect();
         for cached in overlapping {
@@ -229,11 +245,13 @@ impl<A: Walk> Strict<A> {
     }
 
     pub(crate) fn released(&mut self, world: World<'_>, first: Frame, count: u32) {
+        self.speculate(world);
         for (root, start) in self.frames.leaves_to(first, count) {
             let root = Frame(root);
             if let Some(cached) = self.space(root).leaf(start) {
                 let place = Place { cpu: self.cpu, root, addr: start };
-                world.log.report(Violation::ReleasedLeaf { place, first, count, cached });
+                let violation = Violation::ReleasedLeaf { place, first, count, cached };
+                self.report_released(world, root, violation);
                 self.forget_leaf(root, &cached);
             }
         }
@@ -242,7 +260,8 @@ impl<A: Walk> Strict<A> {
             if let Some(table) = self.space(root).tables[usize::from(level)].remove(&start) {
                 let place = Place { cpu: self.cpu, root, addr: start };
                 let cached = table.frame;
-                world.log.report(Violation::ReleasedTable { place, first, count, level, cached });
+                let violation = Violation::ReleasedTable { place, first, count, level, cached };
+                self.report_released(world, root, violation);
                 self.frames.remove_table(root, level, start, cached);
             }
         }
@@ -263,11 +282,21 @@ impl<A: Walk> Strict<A> {
             if let Some(addr) = starts.chain(tables.iter().map(|(_, start, _)| *start)).min() {
                 let place = Place { cpu: self.cpu, root, addr };
                 let (leaves, tables) = (leaves.len(), tables.len());
-                world.log.report(Violation::ReleasedRoot { place, leaves, tables });
+                self.report_released(
+                    world,
+                    root,
+                    Violation::ReleasedRoot { place, leaves, tables },
+                );
             }
-            leaves.iter().for_each(|leaf| self.forget_leaf(root, leaf));
-            self.forget_tables(root, 0, u64::MAX);
+            self.forget_all(root);
         }
+    }
+
+    /// Drops the translations and intermediate entries of a root.
+    pub(super) fn forget_all(&mut self, root: Frame) {
+        let leaves: Vec<_> = self.space(root).leaves.values().copied().collect();
+        leaves.iter().for_each(|leaf| self.forget_leaf(root, leaf));
+        self.forget_tables(root, 0, u64::MAX);
     }
 
     pub(crate) fn cached(&self, root: Frame) -> Vec<Translation> {
