@@ -4,13 +4,13 @@
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
 use bindery::{
-    Accounting, AddressSpace, Advice, Error, FaultError, FileAccess, MapObject, MapRequest, Place,
-    Protection, Remap, Sealing, Sharing, SpaceOptions, SyncFlags,
+    Accounting, AddressSpace, Advice, Error, FaultError, FileAccess, MapFlags, MapObject,
+    MapRequest, Place, Protection, Remap, Sealing, Sharing, SpaceOptions, SyncFlags,
 };
 use bindery_hosted::Walk;
 
 use super::refusal::{AT, MINIMUM, PAGE, nowhere, out_of_range, refused, scene};
-use crate::support::{GIB, MIB, audit, fixed, options, strict};
+use crate::support::{GIB, MIB, anywhere, audit, fixed, options, strict};
 
 on_every_architecture! {
     a_resizing_that_cannot_be_is_refused => resize;
@@ -200,6 +200,26 @@ fn no_room<A: Walk>() {
         }
         fixture.assert_filled(large, 2, large);
     });
+}
+
+/// If nothing fits below the embedder's top, any free range serves, as on Linux.
+#[test]
+fn a_search_finds_ranges_across_its_top() {
+    let (machine, memory) = strict::<X86_64<4>>(32 * MIB);
+    let top = 1 << 30;
+    let search_top = Some(VirtAddr(top));
+    let space = AddressSpace::new(&memory, SpaceOptions { search_top, ..options() }).unwrap();
+    let fill = |from: u64, to: u64| space.mmap(&fixed(from, to - from)).map(drop).unwrap();
+    fill(0x1_0000, top - MIB);
+    fill(top + MIB, top + 2 * MIB);
+    let at = |length| space.mmap(&anywhere(length)).map(|at| at.0);
+    assert_eq!(at(2 * MIB - PAGE), Ok(top - MIB), "across the top");
+    // Directly above the top, and below a stack.
+    let (stack, flags) = (top + 8 * MIB, MapFlags::GROWS_DOWN);
+    fill(top + MIB - PAGE, top + 7 * MIB);
+    space.mmap(&MapRequest { flags, ..fixed(stack, MIB) }).unwrap();
+    assert_eq!(at(MIB / 2), Ok(stack + MIB), "above the stack and its guard gap");
+    audit(&machine, &memory, &[&space]);
 }
 
 /// As on Linux, a mapping may grow and be duplicated beyond an object's maximum size, until a page

@@ -26,6 +26,7 @@ fn stored<A: Arch>(memory: MemoryType) -> MemoryType {
 }
 
 on_every_architecture! {
+    devices_are_never_executable => not_executable;
     pieces_are_mapped_as_large_as_entries_can => largest_pieces;
     a_chosen_address_is_congruent_with_the_frames => congruent_address;
     all_calls_keep_the_memory_type => kept_type;
@@ -115,6 +116,28 @@ fn congruent_address<A: Walk>() {
     let request = MapRequest { sharing: Sharing::Shared, ..anywhere(HUGE) };
     let at = map(&space, &object, &request).unwrap();
     assert!(at.0.is_multiple_of(HUGE));
+}
+
+/// Programs fetch no instructions from devices.
+fn not_executable<A: Walk>() {
+    let (machine, memory) = strict::<A>(32 * MIB);
+    let driver = Driver::of(&[(0, DEVICE, 1024)]);
+    let executable = Protection::READ | Protection::EXECUTE;
+    for memory_type in [MemoryType::Device, MemoryType::Uncached] {
+        let object = memory.frame_object(&driver, 4 * MIB, memory_type);
+        let Ok(object) = object else { continue };
+        let space = AddressSpace::new(&memory, options()).unwrap();
+        for sharing in [Sharing::Shared, Sharing::Private] {
+            let request = |protection| MapRequest { protection, sharing, ..fixed(AT, HUGE) };
+            let refused = map(&space, &object, &request(executable));
+            assert_eq!(refused, Err(Error::AccessDenied));
+            map(&space, &object, &request(Protection::READ)).unwrap();
+            let refused = space.mprotect(VirtAddr(AT), PAGE_SIZE, executable);
+            assert_eq!(refused, Err(Error::AccessDenied));
+            assert_eq!(space.mapping_count(), 1);
+        }
+        audit(&machine, &memory, &[&space]);
+    }
 }
 
 fn kept_type<A: Walk>() {
@@ -402,7 +425,7 @@ fn calls_have_the_answers_of_linux() {
         let mut text = String::new();
         proc::smaps(&space, &Unnamed, &mut text).unwrap();
         assert!(text.contains("Rss:                   0 kB\n"), "{text}");
-        assert!(text.contains("VmFlags: rd wr sh mr mw me ms pf io "), "{text}");
+        assert!(text.contains("VmFlags: rd wr sh mr mw ms pf io "), "{text}");
     });
 }
 

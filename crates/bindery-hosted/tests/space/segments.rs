@@ -119,6 +119,24 @@ fn the_last_detach_frees_a_destroyed_segment() {
 }
 
 #[test]
+fn an_attachment_beside_a_part_counts() {
+    let (machine, memory) = strict::<X86_64>(32 * MIB);
+    on(&memory, 4, |segments| {
+        let space = space(&memory);
+        let id = get(segments, 0, 2 * PAGE_SIZE, 0o600);
+        assert_eq!(attach(segments, &space, id, AT, 0), AT as i64);
+        let grown = space.mremap(VirtAddr(AT), 2 * PAGE_SIZE, 4 * PAGE_SIZE, Remap::InPlace);
+        assert_eq!(grown, Ok(VirtAddr(AT)));
+        space.munmap(VirtAddr(AT), 2 * PAGE_SIZE).unwrap();
+        // What is left continues the new attachment.
+        assert_eq!(attach(segments, &space, id, AT, 0), AT as i64);
+        assert_eq!(attached(segments, &space, id), Some(2));
+        assert_eq!(space.mapping_count(), 3);
+        audit(&machine, &memory, &[&space]);
+    });
+}
+
+#[test]
 fn identifiers_and_keys_behave_like_linux() {
     let (machine, memory) = strict::<X86_64>(32 * MIB);
     on(&memory, 2, |segments| {

@@ -171,6 +171,18 @@ impl MemoryType {
     pub const ALL: [Self; 5] =
         [Self::Normal, Self::WriteThrough, Self::WriteCombining, Self::Uncached, Self::Device];
 
+    /// Whether instructions may be fetched from memory of this type. A processor fetches
+    /// speculatively, and for a device each access may have side effects (the Arm ARM forbids such
+    /// mappings).
+    ///
+    /// Context: any.
+    pub const fn is_executable(self) -> bool {
+        match self {
+            Self::Normal | Self::WriteThrough | Self::WriteCombining => true,
+            Self::Uncached | Self::Device => false,
+        }
+    }
+
     /// The type's index in [`MemoryType::ALL`].
     const fn number(self) -> u64 {
         self as u64

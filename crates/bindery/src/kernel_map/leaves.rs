@@ -256,14 +256,12 @@ fn store_contig<A: Arch>(words: &[AtomicU64], index: EntryIndex, leaf: u64, step
     store_run(words, entry(0), entry(1).wrapping_sub(entry(0)));
 }
 
-/// Device memory must not be executable, because a speculative fetch would be an access with side
-/// effects (the Arm ARM forbids such a mapping).
+/// Fails for an executable mapping of memory that must not be fetched from.
 pub(super) fn check_executable(
     permissions: Permissions,
     memory: MemoryType,
 ) -> Result<(), KernelMapError> {
-    let device = matches!(memory, MemoryType::Device | MemoryType::Uncached);
-    if device && permissions.contains(Permissions::EXECUTE) {
+    if !memory.is_executable() && permissions.contains(Permissions::EXECUTE) {
         return Err(KernelMapError::BadPermissions);
     }
     Ok(())

@@ -52,6 +52,8 @@ fn continues_new(vma: &Vma, purpose: &Purpose<'_>) -> bool {
     essential(vma.flags()) == essential(purpose.flags)
         && !purpose.flags.contains(MappingFlags::DONT_EXPAND)
         && vma.object_pointer() == purpose.holds().object
+        // As in `continues`: a new attachment counts.
+        && vma.object().is_none_or(|object| object.segment().is_none())
         && vma.group().is_none_or(|group| !group.is_inherited())
 }
 

@@ -125,29 +125,30 @@ impl<P: Platform> VmaView<'_, P> {
     }
 
     /// The highest free range of `length` bytes below the top that begins `congruent` bytes after
-    /// a multiple of `align`.
+    /// a multiple of `align`. If there is none, and the embedder has set the top, the lowest range
+    /// anywhere, as on Linux.
     pub(crate) fn find_free(self, length: u64, align: u64, congruent: u64) -> Option<VirtRange> {
         let shape = GapShape { len: length, align, congruent };
         let low = self.lowest().0;
         let mut high = self.vmas.search_top();
-        loop {
-            let below = self.vmas.index.find_gap_top_down(shape, low, high);
-            // If no gap below the embedder's top fits, searches above it, as Linux does.
-            let start = match (below, self.vmas.search_top) {
-                (None, Some(_)) => {
-                    let limit = P::Arch::USER_END;
-                    let above = self.vmas.search_top().max(low);
-                    self.vmas.index.find_gap_bottom_up(shape, above, limit)?
-                }
-                (below, _) => below?,
-            };
+        while let Some(start) = self.vmas.index.find_gap_top_down(shape, low, high) {
             let range = VirtRange::from_len(VirtAddr(start), length)?;
-            let next = self.first_ending_after(range.end().0 - 1);
-            match guard_gap_over(range, next) {
-                Some(gap) if below.is_some() => high = gap.min(range.end().0 - 1),
-                Some(_) => return None,
+            match guard_gap_over(range, self.first_ending_after(range.end().0 - 1)) {
+                Some(gap) => high = gap.min(range.end().0 - 1),
                 None => return Some(range),
             }
+        }
+        self.vmas.search_top?;
+        let mut low = low;
+        loop {
+            let start = self.vmas.index.find_gap_bottom_up(shape, low, P::Arch::USER_END)?;
+            let range = VirtRange::from_len(VirtAddr(start), length)?;
+            let next = self.first_ending_after(range.end().0 - 1);
+            if guard_gap_over(range, next).is_none() {
+                return Some(range);
+            }
+            // The range lies directly below a stack, so only ranges above the stack are left.
+            low = next?.end();
         }
     }
 }

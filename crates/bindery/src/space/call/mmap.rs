@@ -130,8 +130,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ///
     /// # Errors
     /// As [`AddressSpace::mmap`]; also [`Error::Unaligned`] and [`Error::TooLarge`] for the offset,
-    /// [`Error::AccessDenied`] if the object was not opened for such access, [`Error::SealForbids`]
-    /// for a shared writable mapping of an object that is sealed against writing, and
+    /// [`Error::AccessDenied`] if the object was not opened for such access or if device memory
+    /// would be executable ([`crate::arch::MemoryType::is_executable`]), [`Error::SealForbids`] for
+    /// a shared writable mapping of an object that is sealed against writing, and
     /// [`Error::Invalid`] for an object of another [`crate::Memory`].
     pub fn mmap_object(
         &self,
@@ -482,6 +483,12 @@ pub(in crate::space) fn admit<'a, P: Platform>(
             return Err(Error::Invalid);
         }
         may -= MappingFlags::MAY_WRITE;
+    }
+    if frames.is_some_and(|frames| !frames.memory.is_executable()) {
+        if request.protection.contains(Protection::EXECUTE) {
+            return Err(Error::AccessDenied);
+        }
+        may -= MappingFlags::MAY_EXECUTE;
     }
     may.set(MappingFlags::HIDES_RESIDENCE, source.object.state().is_file() && !tells);
     if !shared {
