@@ -5,10 +5,11 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
-use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use super::count::{
     self, Left, MAPPING, PIN, PinRoom, REFERENCE, TooManyMappings, mappings_in, pins_in,
+    references_in,
 };
 use super::frozen::FrozenFolio;
 use super::handle::{Folio, FolioHandle, Freed, change_flag};
@@ -17,6 +18,16 @@ use crate::addr::{Frame, Order};
 use crate::frame::meta::{DIRTY, KIND_AND_ORDER, MetaKind, state_of};
 use crate::frame::{Frames, FreeBatch};
 use crate::platform::Platform;
+
+/// The holders of a folio at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Holders {
+    /// Holders that neither map nor pin it.
+    pub(crate) references: u32,
+    pub(crate) pins: u32,
+    /// Pairs of a page and an entry that maps it.
+    pub(crate) mappings: u32,
+}
 
 impl<P: Platform> FolioHandle<'_, P> {
     /// Adds `pages` mappings, at most as many as the folio has pages. One atomic instruction.
@@ -141,6 +152,18 @@ impl<P: Platform> FolioHandle<'_, P> {
     #[inline]
     pub(crate) fn is_pinned_since(self) -> bool {
         pins_in(self.count().load(SeqCst)) > 0
+    }
+
+    /// All holders at one moment.
+    #[inline]
+    pub(crate) fn holders(self) -> Holders {
+        // Acquire: a mapping that is gone has left its pins and references behind.
+        let count = self.count().load(Acquire);
+        Holders {
+            references: references_in(count),
+            pins: pins_in(count),
+            mappings: mappings_in(count),
+        }
     }
 
     /// The number of pins.

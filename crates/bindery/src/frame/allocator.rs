@@ -299,11 +299,20 @@ impl<P: Platform> Allocator<P> {
         self.lists.buddy.lock().join_ready(self.metas());
     }
 
-    /// The number of free frames, of any order. Does not wait for the lock.
+    /// The number of free frames, of any order. Does not wait for the lock. Frames that move
+    /// between a front and the lists during the call may count twice or not at all.
     ///
     /// Context: any.
     pub fn free_frame_count(&self) -> u64 {
         self.lists.free.load(Relaxed) + self.frames_in_fronts()
+    }
+
+    /// As [`Allocator::free_frame_count`], but misses no frame: no frame moves to or from the lists
+    /// during the call, and those that have arrived there may count twice.
+    #[cold]
+    pub(crate) fn free_frames_at_most(&self) -> u64 {
+        let buddy = self.lists.buddy.lock();
+        buddy.free_frame_count() + self.frames_in_fronts()
     }
 
     /// The number of frames that can be allocated when all are free: the ranges without the

@@ -203,8 +203,8 @@ impl<P: Platform> Locked<'_, P> {
     }
 
     /// Publishes the number of remaining frames to readers without the lock, after the lists have
-    /// published the frames that they received. So a sum over both may briefly count frames twice
-    /// but never misses any.
+    /// published the frames that they received. So a sum over both, with the lists locked, may
+    /// briefly count frames twice but misses none.
     #[inline]
     pub(super) fn show(&self) {
         self.front.held.store(self.runs.all(), Relaxed);

@@ -290,7 +290,12 @@ pub(super) fn allocate<'m, P: Platform>(
     order: Order,
     reserve: u64,
 ) -> Result<FreshFolio<'m, P>, Failure> {
-    if reserve > 0 && memory.free_frame_count() < reserve.saturating_add(u64::from(order.pages())) {
+    let enough = reserve.saturating_add(u64::from(order.pages()));
+    // A drain of the fronts beside the first count may hide frames from it.
+    if reserve > 0
+        && memory.free_frame_count() < enough
+        && memory.frames.free_frames_at_most() < enough
+    {
         return Err(Failure::NoMemory);
     }
     let committed = committed(object, order);

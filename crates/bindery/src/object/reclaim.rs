@@ -278,14 +278,16 @@ impl<P: Platform> PlacedFolio<'_, P> {
         if index.has_dirty() && self.next_run(index, PageFlags::DIRTY, self.first).is_some() {
             return Err(Obstacle::Stays(ObjectFolio::Dirty));
         }
-        // Pins are created through mappings, so an unmapped folio gets no new pin.
-        if named == 0
-            || frames.folio(folio).pins() > 0
-            || frames.folio(folio).references() != named + 1
-        {
+        // One load for all holders. Pins are created through mappings, so a folio that has neither at
+        // one moment gets no new pin. With a load for each:
+        // 1. CPU A finds no pin.
+        // 2. CPU B pins the page through its mapping, and unmaps it.
+        // 3. CPU A finds no mapping, and takes a pinned page out of the index.
+        let holders = frames.folio(folio).holders();
+        if named == 0 || holders.pins > 0 || holders.references != named + 1 {
             return Err(Obstacle::Stays(ObjectFolio::Busy));
         }
-        if frames.folio(folio).mappings() > 0 {
+        if holders.mappings > 0 {
             return Err(Obstacle::Mapped);
         }
         self.look(spare, false).map(|()| named)

@@ -141,7 +141,7 @@ fn reclaim_until<P: Platform>(
     let freed = memory.free_frame_count().saturating_sub(before) + memory.finish_swap_writes();
     let mut done = Reclaimed { freed, scanned: 0 };
     memory.discard_free_slots();
-    memory.clock.note_use(memory.total_frames() - memory.free_frame_count());
+    memory.clock.note_use(memory.total_frames().saturating_sub(memory.free_frame_count()));
     let mut search = Search::new(memory, most);
     let mut batch = EvictionBatch::new(memory);
     done.freed += batch.sweep(target.saturating_sub(done.freed), &mut search);

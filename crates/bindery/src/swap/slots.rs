@@ -192,6 +192,13 @@ impl SlotRun {
         if stored { Stored::Yes } else { Stored::No }
     }
 
+    /// Whether a swap-out to these slots, allocated earlier, may begin: the area has not been
+    /// stopped since ([`Memory::stop_swapping_to`]).
+    #[inline]
+    pub(crate) fn may_begin<P: Platform>(self, memory: &Memory<P>) -> bool {
+        memory.swap.area(self.area).is_some_and(SlotArea::may_allocate)
+    }
+
     /// Frees slots that were allocated and not used.
     pub(crate) fn free_unused<P: Platform>(self, memory: &Memory<P>) {
         if self.count == 0 {

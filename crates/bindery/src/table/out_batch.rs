@@ -165,8 +165,11 @@ impl OutBatch {
             return allocate_slots(memory, order, 1);
         }
         let run = match self.spare.take() {
-            Some(run) => run,
-            None => allocate_slots(memory, Order::PAGE, left.max(1))?,
+            Some(run) if run.may_begin(memory) => run,
+            stopped => {
+                stopped.into_iter().for_each(|run| run.free_unused(memory));
+                allocate_slots(memory, Order::PAGE, left.max(1))?
+            }
         };
         if run.count > 1 {
             self.spare = Some(SlotRun { first: run.first + 1, count: run.count - 1, ..run });
