@@ -120,6 +120,27 @@ static void ends(void) {
     ALL_STEPS(before, "a process ends while its threads run on both CPUs");
 }
 
+static int run_forever(void *argument) {
+    for (;;)
+        __asm__ volatile("" ::: "memory");
+    return argument == 0;
+}
+
+// A child that never enters the kernel, killed before or while it starts.
+static void killed_at_once(void) {
+    static char stack[64 * 1024] __attribute__((aligned(16)));
+    int before = test_failures;
+    for (int round = 0; round < 200; round++) {
+        pid_t id = clone(run_forever, stack + sizeof stack, CLONE_VM | SIGCHLD, 0);
+        NEED(id > 0);
+        int status;
+        STEP_EQUAL(kill(id, SIGKILL), 0);
+        STEP_EQUAL(waitpid(id, &status, 0), id);
+        STEP_EQUAL(status, SIGKILL);
+    }
+    ALL_STEPS(before, "a process that is killed at its start ends");
+}
+
 static void *compute(void *argument) {
     double value = (double)(intptr_t)argument;
     for (int round = 0; round < 2000; round++) {
@@ -140,6 +161,7 @@ int main(int count, char **arguments) {
     families();
     signals();
     ends();
+    killed_at_once();
     pthread_t threads[6];
     int before = test_failures;
     for (int index = 0; index < 6; index++)

@@ -42,6 +42,12 @@ static int say_tid(void *argument) {
     return *(pid_t *)argument == syscall(SYS_gettid) ? 0 : 1;
 }
 
+static int spin(void *argument) {
+    for (;;)
+        __asm__ volatile("" ::: "memory");
+    return argument == 0;
+}
+
 static int run(int (*function)(void *), int flags, void *argument) {
     char *stack = test_map(STACK);
     pid_t child = clone(function, stack + STACK, flags | SIGCHLD, argument);
@@ -112,6 +118,12 @@ int main(void) {
     child = clone(say_tid, stack + STACK, CLONE_CHILD_SETTID | SIGCHLD, (void *)&place, 0, 0, &place);
     EQUAL(WEXITSTATUS(test_wait(child)), 0, "CLONE_CHILD_SETTID writes the tid in the child");
     EQUAL(place, 1234, "and not in the parent, whose memory is another");
+
+    // In shared memory it never faults, so it enters the kernel only when that interrupts it.
+    child = clone(spin, stack + STACK, CLONE_VM | SIGCHLD, 0);
+    NEED(child > 0);
+    STEP_EQUAL(kill(child, SIGKILL), 0);
+    EQUAL(test_wait(child), SIGKILL, "a child is killed before it runs");
 
     child = clone(store, stack + STACK, CLONE_VM, (void *)3);
     NEED(child > 0);

@@ -34,9 +34,10 @@ const WORKLOADS: [(&str, &[&str]); 12] = [
 
 /// The programs that are also run on a machine with more CPUs, whose number is their argument: the
 /// names of these trials, and the number.
-const ON_MORE_PROCESSORS: [(&str, &str, u32); 4] = [
+const ON_MORE_PROCESSORS: [(&str, &str, u32); 5] = [
     ("cpus_faults", "cpus_faults_on_four", 4),
     ("cpus_memory", "cpus_memory_on_four", 4),
+    ("cpus_processes", "cpus_processes_on_four", 4),
     ("sys_cpu", "two_processors_listed", 2),
     ("threads", "two_processors", 2),
 ];

@@ -128,6 +128,8 @@ run_over:
 
     .global begin_thread
 begin_thread:
+    mov     x0, sp
+    mov     x29, xzr                // backtraces end here
     bl      {arrived}
 
     .global return_to_program

@@ -10,7 +10,8 @@ use linux_raw_sys::general::{
 };
 
 use crate::process::scheduler;
-use crate::{arch, kernel_lock, log, memory, page_fault, trap};
+use crate::trap::{self, From};
+use crate::{arch, kernel_lock, log, memory, page_fault};
 
 use super::interrupts::{self, Taken};
 use super::{Registers, control, probe, user_copy};
@@ -163,8 +164,9 @@ pub(super) extern "C" fn interrupt(registers: &mut Registers) {
 }
 
 /// The first function of a new thread.
-pub(super) extern "C" fn begin() {
+pub(super) extern "C" fn begin(registers: &mut Registers) {
     scheduler::finish_switch();
+    trap::leave(registers, From::Exception);
     kernel_lock::unlock();
 }
 
