@@ -141,6 +141,42 @@ static void killed_at_once(void) {
     ALL_STEPS(before, "a process that is killed at its start ends");
 }
 
+static volatile int turns;
+
+static void *count_turns(void *argument) {
+    while (!stop)
+        turns++;
+    return argument;
+}
+
+// A thread that waits for a busy CPU is moved to an idle one.
+static void moved_while_ready(void) {
+    cpu_set_t first, second, all;
+    NEED(sched_getaffinity(0, sizeof all, &all) == 0);
+    CPU_ZERO(&first);
+    CPU_SET(0, &first);
+    CPU_ZERO(&second);
+    CPU_SET(1, &second);
+    int before = test_failures;
+    for (int round = 0; round < 20; round++) {
+        pthread_t thread;
+        turns = 0;
+        NEED(sched_setaffinity(0, sizeof first, &first) == 0);
+        NEED(pthread_create(&thread, 0, count_turns, 0) == 0);
+        while (turns == 0)
+            sched_yield();
+        // Only one of the two runs, so the thread waits here.
+        STEP_EQUAL(pthread_setaffinity_np(thread, sizeof second, &second), 0);
+        for (int seen = turns; turns == seen;)
+            ;
+        stop = 1;
+        STEP_EQUAL(pthread_join(thread, 0), 0);
+        stop = 0;
+    }
+    NEED(sched_setaffinity(0, sizeof all, &all) == 0);
+    ALL_STEPS(before, "a ready thread runs on the CPU that it may use now");
+}
+
 static void *compute(void *argument) {
     double value = (double)(intptr_t)argument;
     for (int round = 0; round < 2000; round++) {
@@ -162,6 +198,7 @@ int main(int count, char **arguments) {
     signals();
     ends();
     killed_at_once();
+    moved_while_ready();
     pthread_t threads[6];
     int before = test_failures;
     for (int index = 0; index < 6; index++)

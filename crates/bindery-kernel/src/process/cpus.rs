@@ -10,6 +10,7 @@ use crate::arch::{self, CpuRecord};
 use crate::kernel_lock;
 
 use super::thread::{NO_CPU, Thread, work};
+use super::{ready, scheduler};
 
 pub use crate::kernel_lock::MOST_CPUS as MOST;
 
@@ -133,9 +134,15 @@ pub(super) fn kick(thread: &Thread) {
 }
 
 /// Sets the CPUs that may run a thread, one bit for each. At least one of them is online. The
-/// thread leaves any other CPU soon.
+/// thread leaves any other CPU soon. A thread that waits for a CPU is offered to the new ones.
 pub(super) fn set_allowed(thread: &Thread, cpus: u64) {
     thread.allowed.store(cpus, Ordering::Relaxed);
+    // The look takes the queue's lock after the store. So a thread that a fault appends later is
+    // offered by that wake-up, which reads the new set.
+    if kernel_lock::is_used() && ready::holds(thread) {
+        scheduler::look();
+        call_for(thread);
+    }
     if let Some(record) = record_of(thread)
         && cpus & 1 << record.number == 0
     {

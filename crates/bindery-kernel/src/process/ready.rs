@@ -63,6 +63,11 @@ pub(super) fn is_any_for_this_cpu() -> bool {
     }
 }
 
+/// Whether the thread is ready. Linear in the number of ready threads.
+pub(super) fn holds(thread: &Thread) -> bool {
+    READY.lock().iter().any(|ready| core::ptr::eq(&**ready, thread))
+}
+
 /// Whether no thread is ready.
 pub(super) fn is_empty() -> bool {
     READY.lock().is_empty()
