@@ -46,22 +46,23 @@ struct lock {
     volatile int word;
 };
 
-// A thread may die between the store that unlocks and its wake.
-static void unlocked_before_the_end(volatile int *word) {
+// A thread may die between the store that unlocks and its wake, or between a
+// wake that it got and its lock: the word then has no owner.
+static void unowned_at_the_end(volatile int *word, int left, const char *text) {
     *word = 7;
     pid_t waiter = CHILD(STEP(test_futex(word, FUTEX_WAIT, 7, 0, 0, 0) == 0 || errno == EAGAIN));
     test_sleep(50);
-    EXITS(0, "a process dies between its unlock and the wake", {
+    EXITS(0, text, {
         static struct robust_head head;
         head.list.next = &head.list;
         head.offset = offsetof(struct lock, word);
         head.pending = (struct robust_list *)((char *)word - offsetof(struct lock, word));
         STEP_EQUAL(syscall(SYS_set_robust_list, &head, sizeof head), 0);
-        *word = 0;
+        *word = left;
     });
     EQUAL(test_futex(word, FUTEX_WAKE, 1, 0, 0, 0), 0, "the kernel wakes the waiter");
     EQUAL(test_wait(waiter), 0, "which goes on");
-    EQUAL(*word, 0, "and the word stays unlocked");
+    EQUAL(*word, left, "and the word stays as it is");
 }
 
 int main(void) {
@@ -148,7 +149,8 @@ int main(void) {
     });
     EQUAL((unsigned)locks[0].word & 0xc0000000, 0xc0000000u, "its own word says that the owner died");
     EQUAL(locks[1].word & 0x40000000, 0, "the word of another stays");
-    unlocked_before_the_end(&locks[2].word);
+    unowned_at_the_end(&locks[2].word, 0, "a process dies between its unlock and the wake");
+    unowned_at_the_end(&locks[2].word, (int)0xc0000000, "one dies after its wake, before its lock");
     static struct robust_head broken;
     EXITS(0, "a robust list in a circle does no harm", {
         static struct robust_list circle;

@@ -293,7 +293,8 @@ fn mark_robust_futexes(thread: &Thread) -> Result<(), Errno> {
         entry = next;
     }
     if pending & !1 != 0 {
-        owner_ends(thread, (pending & !1).wrapping_add(offset), Entry::Pending)?;
+        let entry = if pending & 1 == 0 { Entry::Pending } else { Entry::Listed };
+        owner_ends(thread, (pending & !1).wrapping_add(offset), entry)?;
     }
     Ok(())
 }
@@ -302,7 +303,7 @@ fn mark_robust_futexes(thread: &Thread) -> Result<(), Errno> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Entry {
     Listed,
-    /// The thread was about to lock or to unlock it.
+    /// The thread was about to lock or to unlock it, and it has no priority inheritance.
     Pending,
 }
 
@@ -312,9 +313,10 @@ fn owner_ends(thread: &Thread, at: u64, entry: Entry) -> Result<(), Errno> {
     let value = user::update(at, |value| {
         is_owned(value).then_some(value & FUTEX_WAITERS | FUTEX_OWNER_DIED)
     })?;
-    // The thread may have ended between the store that unlocked the futex and the wake. It is then
-    // unknown whether threads wait.
-    let is_unlocked = entry == Entry::Pending && value == 0;
+    // The thread may have ended between the store that unlocked the futex and the wake, or after a
+    // wake that it has not used. The word may then have any mark but no owner, and it is unknown
+    // whether threads wait.
+    let is_unlocked = entry == Entry::Pending && value & FUTEX_TID_MASK == 0;
     if is_owned(value) && value & FUTEX_WAITERS != 0 || is_unlocked {
         wake(name, 1, FUTEX_BITSET_MATCH_ANY);
     }
