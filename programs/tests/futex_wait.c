@@ -123,6 +123,26 @@ int main(void) {
     EQUAL(caught, SIGUSR1, "its handler has run");
     test_wait(child);
 
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGUSR1, &action, 0);
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    time.tv_sec += 20;
+    child = CHILD({ test_sleep(300); kill(self, SIGUSR1); });
+    FAILS(test_futex(&word, FUTEX_WAIT_BITSET, 0, &time, 0, -1), EINTR,
+          "wait: a handler ends a wait with a timeout, whatever its flags");
+    test_wait(child);
+    child = CHILD({
+        test_sleep(300);
+        kill(self, SIGUSR1);
+        test_sleep(300);
+        kill(self, SIGUSR2);
+    });
+    action.sa_flags = 0;
+    sigaction(SIGUSR2, &action, 0);
+    FAILS(test_futex(&word, FUTEX_WAIT_BITSET, 0, 0, 0, -1), EINTR, "wait: no timeout, a handler that restarts");
+    EQUAL(caught, SIGUSR2, "and one that does not");
+    test_wait(child);
+
     // Memory that is not mapped yet, and memory that the kernel must not write.
     volatile int *fresh = (volatile int *)test_map(PAGE);
     FAILS(test_futex(fresh, FUTEX_WAIT, 1, 0, 0, 0), EAGAIN, "wait: on a page not touched before");

@@ -85,7 +85,11 @@ pub(super) fn futex(arguments: [u64; 6]) -> Outcome {
                 at if realtime => Some(clock::of_real_time(clock::read_time(at)?)),
                 at => Some(clock::read_time(at)?),
             };
-            wait(at, scope, value, third, deadline)
+            wait(at, scope, value, third, deadline).map_err(|errno| match (errno, deadline) {
+                // As on Linux, a handler ends every wait with a timeout, despite `SA_RESTART`.
+                (Errno::RESTART, Some(_)) => Errno::RESTART_WITHOUT_HANDLER,
+                _ => errno,
+            })
         }
         FUTEX_WAKE => Ok(wake(name(at, scope)?, value as i32, FUTEX_BITSET_MATCH_ANY)),
         FUTEX_WAKE_BITSET if third == 0 => Err(Errno::EINVAL),
