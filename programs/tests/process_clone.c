@@ -57,8 +57,29 @@ static int run(int (*function)(void *), int flags, void *argument) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+// The word at this address is cleared at the end of a thread, if another one
+// could see that in its own memory.
+static volatile pid_t *word_of_end;
+
+static int end_with_word(void *argument) {
+    (void)argument;
+    syscall(SYS_set_tid_address, word_of_end);
+    return 0;
+}
+
+static void words_of_ends(void) {
+    word_of_end = mmap(0, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    NEED(word_of_end != MAP_FAILED);
+    *word_of_end = 77;
+    STEP_EQUAL(run(end_with_word, 0, 0), 0);
+    EQUAL(*word_of_end, 77, "the last user of a memory leaves the word of its end");
+    STEP_EQUAL(run(end_with_word, CLONE_VM, 0), 0);
+    EQUAL(*word_of_end, 0, "a user of shared memory clears it");
+}
+
 int main(void) {
     test_start();
+    words_of_ends();
     EQUAL(run(store, 0, (void *)5), 6, "clone without CLONE_VM: runs");
     EQUAL(shared, 0, "clone without CLONE_VM: memory is not shared");
     EQUAL(run(store, CLONE_VM, (void *)5), 6, "clone with CLONE_VM: runs");

@@ -24,7 +24,7 @@ use crate::memory::Space;
 use crate::sync::Mutex;
 use crate::{heap, user};
 
-use super::{Interrupted, Thread, WaitQueue, clock, credentials, scheduler};
+use super::{Interrupted, Process, Thread, WaitQueue, all, clock, credentials, scheduler};
 
 /// The key of a word, the same for all processes that can access it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -265,14 +265,25 @@ fn change(at: u64, encoded: u32) -> Result<bool, Errno> {
 }
 
 /// Handles the end of a thread, or its `exec`: marks its robust futexes, and clears the word that
-/// shows other threads that the thread exists.
+/// shows other threads that the thread exists, if there are any.
 pub(super) fn thread_ends(thread: &Thread) {
     // A program that has corrupted its own list harms only itself.
     let _ = mark_robust_futexes(thread);
     let at = thread.clear_child_id.swap(0, Ordering::Relaxed);
-    if at != 0 && user::write(at, &0_u32).is_ok() {
+    if at != 0 && has_shared_memory(thread) && user::write(at, &0_u32).is_ok() {
         let _ = name(at, Scope::Any).map(|name| wake(name, 1, FUTEX_BITSET_MATCH_ANY));
     }
+}
+
+/// Whether another thread or process uses the thread's memory. Linear in the number of processes.
+fn has_shared_memory(thread: &Thread) -> bool {
+    let process = &thread.process;
+    if process.threads().len() > 1 {
+        return true;
+    }
+    let Some(space) = process.try_space() else { return false };
+    let has_it = |other: &Process| other.try_space().is_some_and(|its| Arc::ptr_eq(&its, &space));
+    all().iter().any(|other| !Arc::ptr_eq(other, process) && has_it(other))
 }
 
 /// The maximum number of robust futexes that are visited, since the list may be circular.
