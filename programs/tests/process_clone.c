@@ -150,6 +150,13 @@ int main(void) {
     NEED(child > 0);
     FAILS(waitpid(child, 0, 0), ECHILD, "a child without a signal is not for plain wait");
     EQUAL(waitpid(child, 0, __WALL), child, "but for __WALL");
+    static const int signals[] = {65, 128, 255};
+    for (int index = 0; index < 3; index++) {
+        child = clone(store, stack + STACK, CLONE_VM | signals[index], (void *)3);
+        CHECK(child > 0, "a number that is no signal");
+        STEP_FAILS(waitpid(child, 0, 0), ECHILD);
+        EQUAL(waitpid(child, 0, __WCLONE), child, "tells nothing, and __WCLONE finds the child");
+    }
     FAILS(clone(store, stack + STACK, CLONE_SIGHAND | SIGCHLD, 0), EINVAL,
           "CLONE_SIGHAND needs CLONE_VM");
     FAILS(clone(store, stack + STACK, CLONE_THREAD | CLONE_VM | SIGCHLD, 0), EINVAL,

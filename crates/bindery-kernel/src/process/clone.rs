@@ -28,6 +28,8 @@ const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wanted {
     pub flags: u64,
+    /// The signal that tells the parent of the child's end. As on Linux, `clone(2)` accepts any
+    /// number below 256; one that is no signal tells nothing.
     pub exit_signal: u32,
     /// The stack pointer; 0 for the caller's.
     pub stack: u64,
@@ -123,8 +125,7 @@ impl Wanted {
         let one_place = self.has(CLONE_PIDFD)
             && self.has(CLONE_PARENT_SETTID)
             && self.descriptor_at == self.parent_id_at;
-        let signal = self.exit_signal > MAXIMUM;
-        if unknown || without_memory || half_thread || odd || one_place || signal {
+        if unknown || without_memory || half_thread || odd || one_place {
             Err(Errno::EINVAL)
         } else {
             Ok(())

@@ -178,7 +178,7 @@ fn reparent_children(process: &Arc<Process>) {
 fn tell_parent(process: &Arc<Process>, status: u32) {
     let Some(parent) = process.parent() else { return };
     let exit_signal = process.state.lock().exit_signal;
-    if exit_signal != 0 {
+    if (1..=signal::MAXIMUM).contains(&exit_signal) {
         let action = parent.actions().get(exit_signal);
         let ignored = action.handler == signal::IGNORE;
         let unwanted = ignored || action.flags & u64::from(SA_NOCLDWAIT) != 0;
