@@ -19,6 +19,7 @@ use crate::{heap, user};
 use super::signal::{Alternate, MAXIMUM, ThreadSignals};
 use super::state::{ProcessParts, State};
 use super::table::{self, Counted};
+use super::thread::work;
 use super::{Capability, Process, Thread, end, scheduler, signal};
 
 /// Resets all handlers of the child (`clone3`).
@@ -352,6 +353,10 @@ fn begin(parent: &Arc<Thread>, thread: &Arc<Thread>) -> Result<(), Errno> {
         return Err(Errno::RESTART);
     }
     state.threads.push(thread.clone());
+    if state.stopped.is_some() {
+        // Its creator slept while the process stopped, which marked only the threads of then.
+        thread.work.fetch_or(work::SIGNAL, Ordering::Relaxed);
+    }
     drop(state);
     table::add_thread(thread);
     scheduler::wake(thread);
