@@ -6,17 +6,18 @@
 //! interrupt handler or, with interrupts off, by [`pending`] and [`answer`] where it waits for the
 //! kernel's lock or for answers of its own.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use bindery::platform::MAX_CPUS;
 
 /// The number of CPUs besides the first that answer.
 static OTHERS: AtomicU32 = AtomicU32::new(0);
 
-/// The number of requests so far.
-static ASKED: AtomicU32 = AtomicU32::new(0);
+/// The number of requests so far. It never wraps: a CPU that is rarely asked may be any number of
+/// requests behind.
+static ASKED: AtomicU64 = AtomicU64::new(0);
 /// The number of the last request that each CPU has answered.
-static ANSWERED: [AtomicU32; MAX_CPUS] = [const { AtomicU32::new(0) }; MAX_CPUS];
+static ANSWERED: [AtomicU64; MAX_CPUS] = [const { AtomicU64::new(0) }; MAX_CPUS];
 
 /// The number of CPUs besides the first that answer.
 pub fn others() -> u32 {
@@ -50,11 +51,11 @@ pub fn ask(own: u16, wanted: impl Fn(u16) -> bool, interrupt: impl Fn(u16), act:
         return;
     }
     // Orders the writes that the request is about before it.
-    let number = ASKED.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+    let number = ASKED.fetch_add(1, Ordering::AcqRel) + 1;
     cpus().for_each(&interrupt);
     for cpu in cpus() {
         let answered = &ANSWERED[usize::from(cpu)];
-        while (answered.load(Ordering::Acquire).wrapping_sub(number) as i32) < 0 {
+        while answered.load(Ordering::Acquire) < number {
             if pending(own) {
                 answer(own, act);
             }
