@@ -5,6 +5,8 @@
 
 #include "settings.h"
 
+#include <sched.h>
+
 #define MIB (1l << 20)
 
 static long setting(pid_t process, const char *name) {
@@ -73,6 +75,46 @@ static void end(pid_t process) {
     waitpid(process, 0, 0);
 }
 
+// A process that has a child by vfork all the time, whose number it reports.
+static pid_t lender(volatile pid_t *borrower) {
+    pid_t id = CHILD({
+        for (;;) {
+            pid_t child = vfork();
+            if (child == 0) {
+                *borrower = getpid();
+                for (;;)
+                    pause();
+            }
+            waitpid(child, 0, 0);
+        }
+    });
+    while (*borrower == 0)
+        test_sleep(1);
+    return id;
+}
+
+// As `use_up`, while such a child is about to end whenever memory may run out.
+static void use_up_beside(volatile pid_t *borrower, pid_t one, pid_t other) {
+    pid_t eater = CHILD({
+        STEP_EQUAL(set(getpid(), "oom_score_adj", "-1000"), 5);
+        char *memory = mmap(0, 512 * MIB, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        NEED(memory != MAP_FAILED);
+        for (long at = 0; at < 512 * MIB; at += PAGE) {
+            if (at % (16 * PAGE) == 0) {
+                if (has_ended(one) || has_ended(other))
+                    _exit(0);
+                sched_yield();
+                kill(*borrower, SIGKILL);
+            }
+            memory[at] = 1;
+        }
+        _exit(1);
+    });
+    int status = test_wait(eater);
+    STEP(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 static void child_of_child(void) {
     STEP_EQUAL(setting(getpid(), "oom_score_adj"), 300);
     char *arguments[] = {"/bin/program", "adjusted", 0};
@@ -125,5 +167,13 @@ int main(int count, char **arguments) {
     use_up(small, large);
     CHECK(!lives(small) && lives(large), "-1000 is never killed, however large");
     end(large);
+
+    volatile pid_t *borrower = mmap(0, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    NEED(borrower != MAP_FAILED);
+    small = lender(borrower);
+    large = holder(24 * MIB);
+    use_up_beside(borrower, small, large);
+    CHECK(lives(small) && !lives(large), "the end of a child by vfork does not end its parent");
+    end(small);
     return test_end();
 }

@@ -63,11 +63,15 @@ impl Process {
         Ok(())
     }
 
+    fn may_be_killed(&self) -> bool {
+        self.id != 1 && self.kill_adjustment() != NEVER
+    }
+
     /// The process's score for the killer, in pages: its pages in memory and in swap, its tables,
     /// and the adjustment's share of `total` (Linux: `oom_badness`). `None` if it is never killed.
     fn badness(&self, total: u64) -> Option<i64> {
         let (adjustment, space) = (self.kill_adjustment(), self.try_space()?);
-        if self.id == 1 || adjustment == NEVER {
+        if !self.may_be_killed() {
             return None;
         }
         let counts = space.counts();
@@ -155,12 +159,19 @@ fn wait_for_interrupted(thread: &Thread) {
 fn choose_and_kill() -> Weak<Space> {
     let living: Vec<_> =
         all().into_iter().filter(|process| process.try_space().is_some()).collect();
-    let ends = living.iter().find(|process| process.state.lock().status.is_some());
-    let space = ends.or_else(|| worst(&living)).and_then(|victim| victim.try_space());
+    let ends = |process: &Process| process.state.lock().status.is_some();
+    let has = |process: &Process, space: &Arc<Space>| {
+        process.try_space().is_some_and(|its| Arc::ptr_eq(&its, space))
+    };
+    // A child of `vfork` that ends frees nothing while its parent goes on.
+    let goes_on = |space: &Arc<Space>| living.iter().any(|user| !ends(user) && has(user, space));
+    let ending = living
+        .iter()
+        .find(|process| ends(process) && process.try_space().is_some_and(|space| !goes_on(&space)));
+    let space = ending.or_else(|| worst(&living)).and_then(|victim| victim.try_space());
     let Some(space) = space else { return Weak::new() };
     for process in &living {
-        let shares = process.try_space().is_some_and(|its| Arc::ptr_eq(&its, &space));
-        if shares && process.state.lock().status.is_none() {
+        if has(process, &space) && !ends(process) {
             let name = process.name();
             log!("memory has run out: process {} ({}) is killed", process.id, name.escape_ascii());
             kill::kill_group(process);
@@ -171,11 +182,16 @@ fn choose_and_kill() -> Weak<Space> {
     space
 }
 
-/// The process with the highest badness. If no process may be killed, the first process, whose end
-/// stops the machine.
+/// The process with the highest badness. A process whose memory another one uses that is never
+/// killed is not chosen, because its end would free nothing. If no process may be killed, the first
+/// process, whose end stops the machine.
 fn worst(living: &[Arc<Process>]) -> Option<&Arc<Process>> {
     let total = memory_and_swap();
-    let known = living.iter().filter_map(|process| Some((process.badness(total)?, process)));
+    let spared = living.iter().filter(|process| !process.may_be_killed());
+    let spared: Vec<_> = spared.filter_map(|process| process.try_space()).collect();
+    let is_spared = |space: &Arc<Space>| spared.iter().any(|its| Arc::ptr_eq(its, space));
+    let known = living.iter().filter(|process| !process.try_space().is_some_and(|s| is_spared(&s)));
+    let known = known.filter_map(|process| Some((process.badness(total)?, process)));
     let worst = known.max_by_key(|(badness, _)| *badness).map(|(_, process)| process);
     worst.or_else(|| living.iter().find(|process| process.id == 1))
 }
