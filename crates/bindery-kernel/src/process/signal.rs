@@ -404,7 +404,9 @@ pub fn block_for_call(mask: u64) {
     let mut signals = thread.signals.lock();
     signals.mask_after_call = Some(signals.blocked);
     signals.blocked = mask & !UNBLOCKABLE;
+    drop(signals);
     thread.work.fetch_or(work::SIGNAL, Ordering::Relaxed);
+    tell_others(&thread.process);
 }
 
 /// Ends the effect of [`block_for_call`]. Signals that the thread's own mask blocks stay pending.
