@@ -50,6 +50,11 @@ static void two_of_one_signal(void) {
     EQUAL(sigtimedwait(&set, &got, &none), SIGUSR2, "a timer expires again and again");
     CHECK(got.si_overrun >= 20, "and its signal counts how often");
     EQUAL(syscall(SYS_timer_getoverrun, timers[0]), got.si_overrun, "as timer_getoverrun tells");
+    test_sleep(40);
+    when = (struct itimerspec){{0, 0}, {0, 0}};
+    NEED(syscall(SYS_timer_settime, timers[0], 0, &when, 0) == 0);
+    FAILS(sigtimedwait(&set, &got, &none), EAGAIN, "a timer that is set anew loses its old signal");
+    EQUAL(syscall(SYS_timer_getoverrun, timers[0]), 0, "and its overrun");
     for (int index = 0; index < 2; index++)
         STEP_EQUAL(syscall(SYS_timer_delete, timers[index]), 0);
 }

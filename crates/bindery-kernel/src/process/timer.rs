@@ -315,7 +315,8 @@ fn write_rest(at: u64, (rest, interval): (u64, u64)) -> Outcome {
     Ok(0)
 }
 
-/// `timer_settime(2)`.
+/// `timer_settime(2)`. As on Linux, a signal of the old time that waits is discarded, and so is the
+/// overrun.
 pub(super) fn timer_settime(id: u64, flags: u64, new: u64, old: u64) -> Outcome {
     let key = created(id)?;
     let [interval, value] = user::read::<[[i64; 2]; 2]>(new)?;
@@ -329,6 +330,8 @@ pub(super) fn timer_settime(id: u64, flags: u64, new: u64, old: u64) -> Outcome 
         value if clock == CLOCK_REALTIME => of_real_time(value).max(1),
         value => value,
     };
+    signal_taken(&process, key, 0);
+    signal::forget_timer(&process, key);
     arm(&process, key, at, interval);
     if old == 0 { Ok(0) } else { write_rest(old, was) }
 }
