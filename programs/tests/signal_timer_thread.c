@@ -59,8 +59,23 @@ static void two_of_one_signal(void) {
         STEP_EQUAL(syscall(SYS_timer_delete, timers[index]), 0);
 }
 
+static void clocks(void) {
+    static const clockid_t of_timers[] = {CLOCK_REALTIME, CLOCK_MONOTONIC, CLOCK_BOOTTIME, CLOCK_TAI};
+    static const clockid_t others[] = {CLOCK_MONOTONIC_RAW, CLOCK_REALTIME_COARSE,
+                                       CLOCK_MONOTONIC_COARSE};
+    int timer, before = test_failures;
+    for (int index = 0; index < 4; index++) {
+        STEP_EQUAL(syscall(SYS_timer_create, of_timers[index], 0, &timer), 0);
+        STEP_EQUAL(syscall(SYS_timer_delete, timer), 0);
+    }
+    for (int index = 0; index < 3; index++)
+        STEP_FAILS(syscall(SYS_timer_create, others[index], 0, &timer), EOPNOTSUPP);
+    ALL_STEPS(before, "the clocks that timers follow");
+}
+
 int main(void) {
     test_start();
+    clocks();
     two_of_one_signal();
     pthread_t thread;
     NEED(pthread_create(&thread, 0, run, 0) == 0);

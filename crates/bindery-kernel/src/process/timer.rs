@@ -4,8 +4,9 @@ use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
 
 use linux_raw_sys::general::{
-    CLOCK_MONOTONIC, CLOCK_REALTIME, ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, SIGALRM, SIGEV_NONE,
-    SIGEV_SIGNAL, SIGEV_THREAD_ID, SIGPROF, SIGVTALRM, TIMER_ABSTIME,
+    CLOCK_BOOTTIME, CLOCK_MONOTONIC, CLOCK_REALTIME, CLOCK_TAI, ITIMER_PROF, ITIMER_REAL,
+    ITIMER_VIRTUAL, SIGALRM, SIGEV_NONE, SIGEV_SIGNAL, SIGEV_THREAD_ID, SIGPROF, SIGVTALRM,
+    TIMER_ABSTIME,
 };
 
 use crate::errno::{Errno, Outcome};
@@ -255,8 +256,15 @@ pub(super) fn setitimer(which: u64, new: u64, old: u64) -> Outcome {
 const MAXIMUM_TIMERS: usize = 64;
 
 /// `timer_create(2)`.
+///
+/// # Errors
+/// `EOPNOTSUPP` for clocks that no timer follows: those that Linux excludes, and CPU time, which
+/// only `setitimer` counts here.
 pub(super) fn timer_create(clock_id: u64, event_at: u64, id_at: u64) -> Outcome {
     clock(clock_id)?;
+    if !matches!(clock_id as u32, CLOCK_REALTIME | CLOCK_TAI | CLOCK_MONOTONIC | CLOCK_BOOTTIME) {
+        return Err(Errno::EOPNOTSUPP);
+    }
     let process = scheduler::current().process.clone();
     // struct sigevent: the value; the signal and the kind; the thread.
     let [value, both, thread] = match event_at {
@@ -327,7 +335,7 @@ pub(super) fn timer_settime(id: u64, flags: u64, new: u64, old: u64) -> Outcome 
     let at = match value {
         0 => 0,
         value if flags as u32 & TIMER_ABSTIME == 0 => time::now().saturating_add(value),
-        value if clock == CLOCK_REALTIME => of_real_time(value).max(1),
+        value if matches!(clock, CLOCK_REALTIME | CLOCK_TAI) => of_real_time(value).max(1),
         value => value,
     };
     signal_taken(&process, key, 0);
