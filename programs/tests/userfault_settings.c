@@ -51,6 +51,16 @@ static int refusal(int flags) {
 int main(void) {
     test_start();
     memory = uf_map(4 * PAGE);
+    int half = syscall(SYS_userfaultfd, O_CLOEXEC);
+    struct uf_api *api = (struct uf_api *)uf_map(PAGE);
+    api->api = 0xAA;
+    NEED(mprotect(api, PAGE, PROT_READ) == 0);
+    FAILS(ioctl(half, UF_API, api), EFAULT, "UFFDIO_API without a place for its answer");
+    NEED(mprotect(api, PAGE, PROT_READ | PROT_WRITE) == 0);
+    api->api = 0xAA;
+    EQUAL(ioctl(half, UF_API, api), 0, "is made once more");
+    close(half);
+
     int fd = uf_open(O_CLOEXEC, UNPOPULATED);
     EQUAL(uf_register(fd, memory, 4 * PAGE, MISSING), 0, "register");
     const char *text = told_of(fd);

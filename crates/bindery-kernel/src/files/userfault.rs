@@ -146,6 +146,8 @@ impl Userfaultfd {
         let may_follow = process::credentials().demand(Capability::Trace).is_ok();
         let agreed = userfault_api(&mut words, may_follow).map_err(Errno::from);
         let made = agreed.and_then(|features| {
+            // Written first, so that a program that gets `EFAULT` can call again.
+            user::write(argument, &words)?;
             let (space, scope) = match &*self.purpose.lock() {
                 Purpose::New(space, scope) => (space.clone(), *scope),
                 Purpose::Serving(..) | Purpose::Inherited(_) | Purpose::Closed => {
@@ -165,9 +167,8 @@ impl Userfaultfd {
             Err(Errno::EINVAL)
         });
         if made.is_err() {
-            words = [0; 3];
+            user::write(argument, &[0_u64; 3])?;
         }
-        user::write(argument, &words)?;
         made
     }
 
