@@ -153,6 +153,16 @@ impl OutBatch {
         }
     }
 
+    /// Frees the single slots that are left if their area was stopped since. Called for each table
+    /// that was locked. Otherwise:
+    /// 1. CPU A allocates single slots, and uses some of them.
+    /// 2. CPU B stops the area, and swaps all pages of it in.
+    /// 3. CPU A uses the rest of the slots in the next table, and the area is in use again.
+    pub(super) fn drop_stopped<P: Platform>(&mut self, memory: &Memory<P>) {
+        let stopped = self.spare.take_if(|run| !run.may_begin(memory));
+        stopped.into_iter().for_each(|run| run.free_unused(memory));
+    }
+
     /// Slots for a folio. Single slots are allocated for many folios at once.
     #[inline]
     pub(crate) fn slots<P: Platform>(
@@ -165,11 +175,8 @@ impl OutBatch {
             return allocate_slots(memory, order, 1);
         }
         let run = match self.spare.take() {
-            Some(run) if run.may_begin(memory) => run,
-            stopped => {
-                stopped.into_iter().for_each(|run| run.free_unused(memory));
-                allocate_slots(memory, Order::PAGE, left.max(1))?
-            }
+            Some(run) => run,
+            None => allocate_slots(memory, Order::PAGE, left.max(1))?,
         };
         if run.count > 1 {
             self.spare = Some(SlotRun { first: run.first + 1, count: run.count - 1, ..run });

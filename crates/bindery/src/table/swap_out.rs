@@ -118,6 +118,7 @@ pub(crate) fn swap_out_deferred<P: Platform>(
 
 impl<'l, 'm, P: Platform> SwapOut<'_, 'l, '_, 'm, P> {
     fn store_entries(&mut self) -> Result<SwapOutStop, NoMemory> {
+        self.batch.drop_stopped(self.span.page_table.memory);
         while let Some(mut run) = self.span.next_run(Equal::SOFT_DIRTY)? {
             let (What::Leaf(first) | What::Absent(first)) = run.what else { continue };
             if self.batch.is_full() {
