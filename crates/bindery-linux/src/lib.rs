@@ -203,7 +203,7 @@ fn begin<'m, P: Platform>(
     let outcome = match call {
         Call::Mmap => return map::mmap(process, arguments, events),
         Call::Mremap => return map::mremap(space, arguments, events),
-        Call::RemapFilePages => return map::remap_file_pages(space, arguments, events),
+        Call::RemapFilePages => return map::remap_file_pages(space, arguments),
         Call::Brk => {
             let ((end, populate), caused) = space.begin_set_break(VirtAddr(a));
             events.keep(caused);

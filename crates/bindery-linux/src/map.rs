@@ -162,18 +162,16 @@ pub(super) fn mremap<'m, P: Platform>(
 }
 
 /// Only `MAP_NONBLOCK` has an effect; without this flag, the call populates the pages.
-pub(super) fn remap_file_pages<'m, P: Platform>(
-    space: &AddressSpace<'m, P>,
+pub(super) fn remap_file_pages<P: Platform>(
+    space: &AddressSpace<'_, P>,
     [addr, length, protection, page, flags, _]: [u64; 6],
-    events: &mut Events<'m, P>,
 ) -> Begun {
     if protection != 0 {
         return Err(Errno::EINVAL);
     }
     let mut asked = MapFlags::empty();
     asked.set(MapFlags::POPULATE, flags & u64::from(raw::MAP_NONBLOCK) == 0);
-    let (begun, caused) = space.begin_remap_file_pages(VirtAddr(addr), length, page, asked);
-    events.keep(caused);
+    let begun = space.begin_remap_file_pages(VirtAddr(addr), length, page, asked);
     begun.map(|populate| (0, populate)).map_err(errno(Operation::Mmap))
 }
 

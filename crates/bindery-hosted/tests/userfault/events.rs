@@ -6,11 +6,13 @@ use std::thread;
 use bindery::addr::{VirtAddr, VirtRange};
 use bindery::platform::Cpu;
 use bindery::{
-    Access, Advice, Error, FaultError, FillMode, ForkIsNext, LockPages, PartialFill, Remap,
+    Access, Accounting, Advice, Attachments, Error, FaultError, FileAccess, FillMode, ForkIsNext,
+    LockPages, MapFlags, MapObject, MapRequest, PartialFill, Remap, SegmentId, Sharing,
     UserfaultFeatures, UserfaultMessage, UserfaultModes, UserfaultScope,
 };
 
 use super::fixture::{AT, Fixture, PAGE, PAGES, Space, at, with_features, with_fixture};
+use crate::support::fixed;
 
 const MONITOR: UserfaultFeatures = UserfaultFeatures::EVENT_FORK
     .union(UserfaultFeatures::EVENT_REMAP)
@@ -307,5 +309,47 @@ fn a_fault_comes_before_events_that_are_older() {
         });
         let gone = fixture.space.fault(at(4), Access::Read);
         assert_eq!(gone, Err(FaultError::NotMapped));
+    });
+}
+
+/// Nothing follows the attachments.
+struct NoFollower;
+
+impl Attachments for NoFollower {
+    fn attached(&self, _segment: u64) {}
+
+    fn detached(&self, _segment: u64) {}
+}
+
+/// These calls return although no thread reads, as on Linux.
+#[test]
+fn segments_and_remapped_pages_report_nothing() {
+    with_features(MONITOR, |fixture| {
+        let Fixture { memory, space, fd, .. } = fixture;
+        let id = SegmentId { segment: 1, key: 0 };
+        let segment = memory.segment_memory(&NoFollower, id, 4 * PAGE, Accounting::PerPage);
+        let segment = segment.unwrap();
+        let shared = MapRequest { sharing: Sharing::Shared, ..fixed(at(4).0, 4 * PAGE) };
+        let access = FileAccess::READ | FileAccess::WRITE;
+        let source = MapObject { object: &segment, offset: 0, access };
+        let register = || {
+            let modes = UserfaultModes::MISSING;
+            space.register_userfault(fd, at(4), 4 * PAGE, modes).map(drop).unwrap();
+        };
+        // `shmat` with SHM_REMAP, over registered memory.
+        space.mmap_object(&shared, &source).unwrap();
+        register();
+        space.remap_file_pages(at(5), PAGE, 2, MapFlags::empty()).unwrap();
+        register();
+        memory.fail_allocations_after(Some(0));
+        space.detach_segment(at(4)).unwrap();
+        memory.fail_allocations_after(None);
+        assert!(
+            !space
+                .view_mapping(at(4), |view| view.mapping().range.contains(at(4)))
+                .unwrap_or_default()
+        );
+        assert!(!fd.is_readable());
+        fixture.copy(900, PAGE, 1).unwrap();
     });
 }

@@ -37,6 +37,18 @@ pub(in crate::space) struct Op<'op, 'm, P: Platform> {
     pub(in crate::space) edit: Edit<'op, 'm, P>,
     /// Messages for userfaultfds, delivered at the end.
     pub(in crate::space) notices: &'op mut Notices,
+    /// Whether those messages report what the call unmaps.
+    pub(in crate::space) unmappings: Unmappings,
+}
+
+/// Whether userfaultfds hear of the addresses that a call unmaps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::space) enum Unmappings {
+    /// As for most calls.
+    Reported,
+    /// As on Linux for `shmdt`, `shmat` over other mappings, and `remap_file_pages`. Such a call
+    /// waits for no handler.
+    Unreported,
 }
 
 /// An operation in one VMA that is locked for reading, concurrent with faults and other operations
@@ -120,7 +132,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let result = {
             // SAFETY: 1. both belong to this address space.
             let (vmas, edit) = unsafe { after.lend(&mut guard) };
-            let mut op = Op { space: self, vmas, edit, notices };
+            let unmappings = Unmappings::Reported;
+            let mut op = Op { space: self, vmas, edit, notices, unmappings };
             let result = work(&mut op);
             op.edit.flush();
             result

@@ -24,7 +24,7 @@ use super::munmap::unmap;
 use crate::space::AddressSpace;
 use crate::space::call::mprotect::heeded;
 use crate::space::call::populate::{Populate, populate_frames, populated};
-use crate::space::op::Op;
+use crate::space::op::{Op, Unmappings};
 use crate::space::userfault::pending_events::PendingEvents;
 
 /// The backing of a new mapping, besides the request. The value borrows a handle to its object, so
@@ -377,6 +377,9 @@ pub(in crate::space) fn map<P: Platform>(
         Some(object) => object_alignment(op.memory(), object, backing, (flags, length)),
         None => Alignment::PAGE,
     };
+    if backing.object().is_some_and(|object| object.segment().is_some()) {
+        op.unmappings = Unmappings::Unreported;
+    }
     let range = op.vmas.find_place(length, request.place, preferred)?;
     let account = op.vmas.account();
     if request.flags.contains(MapFlags::LOCKED) {

@@ -10,7 +10,7 @@ use crate::vma::{MappingFlags, Vma};
 use crate::vmas::{ReservedVma, VmaView};
 
 use crate::space::AddressSpace;
-use crate::space::op::Op;
+use crate::space::op::{Op, Unmappings};
 use crate::space::userfault::events;
 use crate::space::userfault::pending_events::PendingEvents;
 
@@ -96,7 +96,7 @@ pub(in crate::space) fn supply_unmapping<'m, P: Platform>(
     first: &Vma,
 ) -> Result<UnmapSupplies<'m, P>, NoMemory> {
     let mut supplies = UnmapSupplies::default();
-    if op.space.has_userfaults() {
+    if op.space.has_userfaults() && op.unmappings == Unmappings::Reported {
         events::prepare_unmap(op, range, &mut supplies.notices)?;
     }
     if is_inside(range, first) {

@@ -9,9 +9,7 @@ use super::mlock::LOCKS;
 use super::mmap::{MapSource, admit, map};
 use crate::space::AddressSpace;
 use crate::space::call::populate::{Populate, populated};
-use crate::space::op::Op;
-use crate::space::userfault::pending_events::PendingEvents;
-use crate::userfault::Notices;
+use crate::space::op::{Op, Unmappings};
 use crate::vma::{MappingFlags, Protection};
 use crate::vmas::place::Place;
 
@@ -20,7 +18,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// mapping of the same object from page `page` on, with the same protection and locks (as Linux
     /// since 4.0). [`MapFlags::POPULATE`] populates the new mapping; other flags are ignored.
     ///
-    /// The range may cover several adjacent mappings of one object with the same flags.
+    /// The range may cover several adjacent mappings of one object with the same flags. Userfaultfds
+    /// do not hear of the replaced mappings, as on Linux.
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`], and linear in the number
     /// of pages to populate.
@@ -36,13 +35,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         page: u64,
         flags: MapFlags,
     ) -> Result<(), Error> {
-        let begin = |notices: &mut _| remap_file_pages(self, start, (length, page), flags, notices);
-        populated(self, self.deliver_after(begin).map(|populate| ((), populate)))
+        let begun = self.begin_remap_file_pages(start, length, page, flags);
+        populated(self, begun.map(|populate| ((), populate)))
     }
 
     /// As [`AddressSpace::remap_file_pages`], up to the waits. The steps of the [`Populate`], which
-    /// do not fail, map the pages. They follow the steps of the [`PendingEvents`], which tell
-    /// userfaultfds of the mapping that was replaced.
+    /// do not fail, map the pages.
     ///
     /// Context: may sleep.
     ///
@@ -54,32 +52,20 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         length: u64,
         page: u64,
         flags: MapFlags,
-    ) -> (Result<Populate, Error>, PendingEvents<'m, P>) {
-        PendingEvents::of(self, |notices| {
-            remap_file_pages(self, start, (length, page), flags, notices)
-        })
+    ) -> Result<Populate, Error> {
+        let (start, length) = (start.align_down(PAGE_SIZE), length & !(PAGE_SIZE - 1));
+        let range = VirtRange::from_len(start, length).ok_or(Error::Invalid)?;
+        if range.is_empty() {
+            return Err(Error::Invalid);
+        }
+        page.checked_add(range.pages()).ok_or(Error::Invalid)?;
+        let now = self.operate_with_reclaim(|op| remap(op, range, page))?;
+        if flags.contains(MapFlags::POPULATE) || now & LOCKS == MappingFlags::LOCKED {
+            // The mapping exists, so the call succeeds even if the population fails, as on Linux.
+            return Ok(Populate::as_possible(range));
+        }
+        Ok(Populate::default())
     }
-}
-
-fn remap_file_pages<P: Platform>(
-    space: &AddressSpace<'_, P>,
-    start: VirtAddr,
-    (length, page): (u64, u64),
-    flags: MapFlags,
-    notices: &mut Notices,
-) -> Result<Populate, Error> {
-    let (start, length) = (start.align_down(PAGE_SIZE), length & !(PAGE_SIZE - 1));
-    let range = VirtRange::from_len(start, length).ok_or(Error::Invalid)?;
-    if range.is_empty() {
-        return Err(Error::Invalid);
-    }
-    page.checked_add(range.pages()).ok_or(Error::Invalid)?;
-    let now = space.operate_with_reclaim_untold(notices, |op| remap(op, range, page))?;
-    if flags.contains(MapFlags::POPULATE) || now & LOCKS == MappingFlags::LOCKED {
-        // The mapping exists, so the call succeeds even if the population fails, as on Linux.
-        return Ok(Populate::as_possible(range));
-    }
-    Ok(Populate::default())
 }
 
 /// Replaces the mapping. Returns the flags of the new mapping. A failure changes nothing.
@@ -123,5 +109,6 @@ fn remap<P: Platform>(
     let source = MapObject { object: &object, offset, access };
     let (may, _admitted) = admit(&request, &source)?;
     let backing = MapSource::of(&object, offset >> PAGE_SHIFT, may);
+    op.unmappings = Unmappings::Unreported;
     map(op, &request, range.len(), &backing).map(|(_, flags)| flags)
 }

@@ -7,7 +7,7 @@ use crate::vma::Vma;
 
 use super::munmap::unmap;
 use crate::space::AddressSpace;
-use crate::space::op::Op;
+use crate::space::op::{Op, Unmappings};
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// Unmaps all remaining parts of the System V segment that was attached at `at`. As on Linux,
@@ -43,6 +43,8 @@ fn detach<P: Platform>(op: &mut Op<'_, '_, P>, at: VirtAddr) -> Result<(), Error
     let segment = first.object_pointer();
     let pages = first.object().map_or(0, |object| object.size_in_pages());
     let end = at.0.saturating_add(pages << PAGE_SHIFT);
+    // No part needs memory to be unmapped: each is removed whole.
+    op.unmappings = Unmappings::Unreported;
     let mut part = Some(first);
     while let Some(vma) = part {
         let after = vma.end();
