@@ -30,6 +30,7 @@ on_every_architecture! {
     all_cpus_allocate_at_once => many_threads;
     an_area_becomes_larger_and_smaller_and_moves => resizing;
     moved_frames_wait_for_their_old_addresses_flush => moved_frames;
+    a_smaller_area_elsewhere_frees_the_rest => realigned;
 }
 
 type Map<'m, A> = KernelMap<'m, Machine<A>>;
@@ -384,6 +385,25 @@ fn moved_frames<A: Walk>() {
             map.free_vmalloc(behind).unwrap();
             map.purge();
         }
+    });
+}
+
+/// A stricter alignment moves an area that becomes smaller.
+fn realigned<A: Walk>() {
+    on_map::<A>(1 << 33, |_, map| {
+        map.set_purge_limit(u64::MAX);
+        let one = map.vmalloc(PAGE_SIZE, &VmallocOptions::default()).unwrap();
+        let start = map.vmalloc(512 * PAGE_SIZE, &VmallocOptions::default()).unwrap();
+        let align = 1 << (start.0.trailing_zeros() + 1);
+        let options = VmallocOptions { align, ..VmallocOptions::default() };
+        let before = map.memory().free_frame_count();
+        let moved = map.resize_vmalloc(start, PAGE_SIZE, &options).unwrap();
+        assert!(moved != start && moved.is_aligned(align));
+        // Tables of the new address may be new.
+        let freed = map.memory().free_frame_count() - before;
+        assert!((508..=511).contains(&freed), "{freed} frames");
+        map.free_vmalloc(moved).unwrap();
+        map.free_vmalloc(one).unwrap();
     });
 }
 

@@ -17,7 +17,7 @@ use crate::stats::Counts;
 use super::area::{Area, Claim};
 use super::leaves::Leaves;
 use super::protect::cut;
-use super::request::{AreaKind, VmallocOptions};
+use super::request::{AreaKind, UnmapTime, VmallocOptions};
 use super::reserve::Placement;
 use super::walk::{Holes, Walk};
 use super::{KernelMap, KernelMapError};
@@ -96,7 +96,9 @@ impl<P: Platform> KernelMap<'_, P> {
         };
         let start = moved.range().start();
         // The old area is unmapped first, so no purge can free the new area's frames before that.
-        self.finish_unmap(claim, super::UnmapTime::Later);
+        // It still owns the frames beyond a smaller size.
+        let time = if pages < old { UnmapTime::Now } else { UnmapTime::Later };
+        self.finish_unmap(claim, time);
         self.areas.release(moved);
         Ok(start)
     }

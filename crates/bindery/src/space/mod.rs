@@ -260,10 +260,17 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// use bindery::{AddressSpace, Platform};
     ///
     /// /// Without tags: loading a root flushes the TLB.
-    /// fn switch<P: Platform>(old: &AddressSpace<'_, P>, new: &AddressSpace<'_, P>) {
+    /// ///
+    /// /// # Safety
+    /// /// 1. `old` is loaded on this CPU, and preemption is off.
+    /// unsafe fn switch<P: Platform>(old: &AddressSpace<'_, P>, new: &AddressSpace<'_, P>) {
+    ///     if old.root() == new.root() {
+    ///         return;
+    ///     }
     ///     new.enter();
     ///     let _root = new.root(); // load it here
-    ///     // SAFETY: 1. and 2. the load has flushed the TLB. 3. Preemption is off.
+    ///     // SAFETY: 1. another root is loaded now; 2. its load has flushed the TLB; 3. the caller's
+    ///     // obligation.
     ///     unsafe { old.leave() };
     /// }
     /// ```

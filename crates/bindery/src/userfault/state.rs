@@ -99,8 +99,8 @@ impl UserfaultState {
     /// Queues a message. Returns whether a reader may still read it.
     ///
     /// # Safety
-    /// 1. The waiter lives and does not move until [`UserfaultState::wait`] or
-    ///    [`UserfaultState::withdraw`] has returned.
+    /// 1. The waiter lives and does not move as long as it is in a queue: until its ending is seen
+    ///    ([`UserfaultState::wait`], `Waiter::ending`), or a withdrawal has returned.
     pub(super) unsafe fn queue<P: Platform>(&self, platform: &P, waiter: &Waiter) -> bool {
         // SAFETY: 1. the caller's obligation.
         let queued = unsafe { self.add(platform, waiter) };

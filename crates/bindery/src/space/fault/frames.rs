@@ -46,11 +46,16 @@ pub(super) fn map_shown<P: Platform>(
     let above = part.end().0 - page.0;
     let above = (above >> PAGE_SHIFT).min(piece.pages().end - index);
     let start = page.0 - (below << PAGE_SHIFT);
-    let range = VirtRange::raw(start, page.0 + (above << PAGE_SHIFT));
-    let first = piece.frame_of(index - below).ok_or(FaultError::Bus)?;
-    if !may_show(fault.memory(), FrameRange { first, count: range.pages() as u32 }) {
-        return Err(FaultError::Bus.into());
-    }
+    let around = VirtRange::raw(start, page.0 + (above << PAGE_SHIFT));
+    let showable = |range: VirtRange, first| {
+        let first = piece.frame_of(first)?;
+        let frames = FrameRange { first, count: range.pages() as u32 };
+        may_show(fault.memory(), frames).then_some((range, first))
+    };
+    // A frame that may not be shown affects no other page.
+    let (range, first) = showable(around, index - below)
+        .or_else(|| showable(fault.range(), index))
+        .ok_or(FaultError::Bus)?;
     let shown = shown(fault, &frames, range, first);
     let mapped = fault.page_table().with_tables(range, |span| fill_shown(fault, span, &shown))?;
     publish(fault.page_table(), range);
