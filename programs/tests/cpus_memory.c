@@ -1,7 +1,7 @@
 // Threads and processes on several CPUs change their memory at the same time:
 // mmap, mprotect, madvise, mremap, brk and munmap, in ranges of their own and in
 // one range of all. Signals arrive meanwhile, processes fork, execute and end,
-// one is killed, and one runs out of memory. No content is lost, none is another's.
+// and one is killed. No content is lost, none is another's.
 // The argument is the number of threads and of processes, 2 by default.
 //
 // cpus: 2

@@ -248,7 +248,9 @@ pub fn offer() {
         return;
     }
     if !is_wanted() {
-        // The caller may wait in a loop for a CPU that waits for the end of all sections.
+        // The caller may wait in a loop for a CPU in the core, which waits for the end of all
+        // sections or for an answer.
+        arch::answer();
         return outside_of_sections(|| {});
     }
     unlock();

@@ -185,6 +185,10 @@ unsafe impl Platform for Machine {
     }
 
     fn yield_if_due(&self) {
+        // Another CPU in the core may wait for an answer until the end of a long call.
+        if kernel_lock::is_used() {
+            arch::answer();
+        }
         // A CPU without the kernel's lock takes it only where its time slice may be over.
         if (kernel_lock::is_held() || time::is_due())
             && let Some(threads) = threads()

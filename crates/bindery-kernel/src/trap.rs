@@ -5,7 +5,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::arch::Registers;
-use crate::errno::Outcome;
+use crate::errno::{Errno, Outcome};
 use crate::process::{self, scheduler, signal};
 
 pub use crate::process::From;
@@ -31,7 +31,12 @@ pub fn system_call_beside_others(registers: &mut Registers) {
         system_call(registers);
         return kernel_lock::unlock();
     };
-    let outcome = kernel_lock::beside(|| call.make());
+    // Another thread may ignore or take the fatal signal that ended the call, before this CPU has the
+    // lock.
+    let outcome = kernel_lock::beside(|| call.make()).map_err(|errno| match errno {
+        Errno::EINTR => Errno::RESTART_WITHOUT_HANDLER,
+        other => other,
+    });
     set_result(registers, outcome);
     // An interrupt announces work that comes later, and arrives in the program.
     if needs_work(registers, From::SystemCall) {
