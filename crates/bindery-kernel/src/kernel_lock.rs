@@ -10,10 +10,10 @@
 //!
 //! # Work beside the holder
 //! A program's page fault enters the core without the lock ([`beside`]), and so does a call about
-//! memory that needs nothing else of the kernel. Code that the core calls back takes the lock for as
-//! long as it needs it ([`inside`]), unless the CPU has it already: sleeps, pagers, collections of
-//! memory. A CPU that waits for the lock there may hold locks of the core for which threads sleep,
-//! but never one for which CPUs spin:
+//! memory that needs nothing else of the kernel. Code that the core calls back takes the lock for
+//! as long as it needs it ([`inside`]), unless the CPU has it already: sleeps, pagers, collections
+//! of memory. A CPU that waits for the lock there may hold locks of the core for which threads
+//! sleep, but never one for which CPUs spin:
 //! 1. CPU A is beside, holds the lock of a table, and waits for the kernel's lock.
 //! 2. CPU B holds the kernel's lock, and spins for the lock of that table.
 //! 3. Neither ever continues.
@@ -206,7 +206,8 @@ fn with_lock<T>(work: impl FnOnce() -> T) -> T {
 }
 
 /// Does work while no CPU is beside: later ones wait for the lock, which the caller holds. Returns
-/// `None`, without a try, if one of the CPUs waits for the lock in the core, and so cannot leave it.
+/// `None`, without a try, if one of the CPUs waits for the lock in the core, and so cannot leave
+/// it.
 pub fn hold_off<T>(
     mut cpus: impl Iterator<Item = &'static CpuRecord>,
     work: impl FnOnce() -> T,

@@ -21,9 +21,9 @@ pub fn system_call(registers: &mut Registers) {
     leave(registers, From::SystemCall);
 }
 
-/// As [`system_call`], where several CPUs run threads and the calling CPU does not hold the kernel's
-/// lock. Most calls about memory run without it. Apart, so that a machine with one CPU pays for one
-/// test.
+/// As [`system_call`], where several CPUs run threads and the calling CPU does not hold the
+/// kernel's lock. Most calls about memory run without it. Apart, so that a machine with one CPU
+/// pays for one test.
 #[inline(never)]
 pub fn system_call_beside_others(registers: &mut Registers) {
     let Some(call) = calls::of_the_core(registers) else {
@@ -31,8 +31,8 @@ pub fn system_call_beside_others(registers: &mut Registers) {
         system_call(registers);
         return kernel_lock::unlock();
     };
-    // Another thread may ignore or take the fatal signal that ended the call, before this CPU has the
-    // lock.
+    // Another thread may ignore or take the fatal signal that ended the call, before this CPU has
+    // the lock.
     let outcome = kernel_lock::beside(|| call.make()).map_err(|errno| match errno {
         Errno::EINTR => Errno::RESTART_WITHOUT_HANDLER,
         other => other,

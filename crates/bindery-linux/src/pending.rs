@@ -23,8 +23,8 @@ use super::{
 /// and with `MADV_REMOVE`, before each mapping of which the pager stores pages. Advice that drops
 /// contents first stops until the userfaultfds that ask for it have heard of it. In locked memory,
 /// `brk`, `mremap`, `remap_file_pages`, `mprotect` and `pkey_mprotect` stop too. A call that has
-/// unmapped or moved memory stops until the userfaultfds that ask for it have heard of it, and keeps
-/// its result meanwhile ([`bindery::PendingEvents`]). `msync` stops
+/// unmapped or moved memory stops until the userfaultfds that ask for it have heard of it, and
+/// keeps its result meanwhile ([`bindery::PendingEvents`]). `msync` stops
 /// until the pager has stored the pages that a step has submitted. `mincore` and `process_madvise`
 /// stop for the pages of their arrays. Between two steps other calls may change the range, as they
 /// may during the waits of a blocking call.
@@ -38,8 +38,8 @@ use super::{
 /// step; `MADV_WILLNEED` waits only for a synchronous swap device, `MADV_PAGEOUT` only for one that
 /// works in `SwapDevice::submit`, and `MADV_REMOVE` only in `Pager::discard`.
 ///
-/// Dropping the value ends the call; its effects so far stay, and its unread messages are withdrawn.
-/// The pager still stores the pages
+/// Dropping the value ends the call; its effects so far stay, and its unread messages are
+/// withdrawn. The pager still stores the pages
 /// already submitted to it, and a swap device those of its requests.
 ///
 /// ```

@@ -3,8 +3,8 @@
 //! Without [`Strict::load`], each root that a CPU has used counts as loaded, and the CPU walks only
 //! for accesses. From the first `load` on:
 //! - **The CPU walks at any time.** After a flush, before other CPUs invalidate and before frames
-//!   are freed, it walks again to all pages that it has ever accessed under the loaded root. An idle
-//!   CPU does so, too. A real one follows stale predictions of branches, and prefetches.
+//!   are freed, it walks again to all pages that it has ever accessed under the loaded root. An
+//!   idle CPU does so, too. A real one follows stale predictions of branches, and prefetches.
 //! - **Entries of other roots are dormant**: nothing uses them, so frames to which they lead may be
 //!   freed. They must be gone when their root is loaded again.
 
@@ -49,16 +49,16 @@ impl Loaded {
 }
 
 impl<A: Walk> Strict<A> {
-    /// Loads a root, or the kernel's, without a flush. Reports a frame that was freed while an entry
-    /// of the root was dormant.
+    /// Loads a root, or the kernel's, without a flush. Reports a frame that was freed while an
+    /// entry of the root was dormant.
     pub(crate) fn load(&mut self, world: World<'_>, root: Option<Frame>) {
         self.loaded = Loaded::Root(root);
         let missed = root.and_then(|root| self.past(root).missed.take());
         missed.into_iter().for_each(|violation| world.log.report(violation));
     }
 
-    /// Drops all entries of a root, or of all roots. The walker brings those of the loaded root back
-    /// at once.
+    /// Drops all entries of a root, or of all roots. The walker brings those of the loaded root
+    /// back at once.
     pub(crate) fn flush_root(&mut self, world: World<'_>, root: Option<Frame>) {
         let all: Vec<_> = self.spaces.keys().copied().map(Frame).collect();
         let chosen = all.into_iter().filter(|each| root.is_none_or(|root| root == *each));
@@ -83,7 +83,8 @@ impl<A: Walk> Strict<A> {
         }
     }
 
-    /// Walks to all pages that the CPU has accessed under the loaded root, and caches what it finds.
+    /// Walks to all pages that the CPU has accessed under the loaded root, and caches what it
+    /// finds.
     pub(crate) fn speculate(&mut self, world: World<'_>) {
         let Loaded::Root(Some(root)) = self.loaded else { return };
         let access = Access { kind: AccessKind::Read, mode: Mode::User };

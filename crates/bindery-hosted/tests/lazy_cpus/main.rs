@@ -251,8 +251,8 @@ fn values<A: Walk>(platform: &Sparing<A>, space: &Space<'_, A>) -> Vec<u64> {
     (0..4).map(|page| platform.load(space, AT + page * PAGE).unwrap()).collect()
 }
 
-/// CPU 1 uses pages, and idles by `idle`. CPU 0 then unmaps the pages with their table, maps others,
-/// and CPU 1 runs the program again. Returns the violations until CPU 1 runs again.
+/// CPU 1 uses pages, and idles by `idle`. CPU 0 then unmaps the pages with their table, maps
+/// others, and CPU 1 runs the program again. Returns the violations until CPU 1 runs again.
 fn unmap_beside<A: Walk>(
     platform: &Sparing<A>,
     space: &Space<'_, A>,

@@ -54,7 +54,8 @@ pub(super) fn record(cpu: usize) -> Option<&'static CpuRecord> {
     unsafe { record.as_ref() }
 }
 
-/// Does work while no other CPU is in the core; not at all if one waits for the kernel's lock there.
+/// Does work while no other CPU is in the core; not at all if one waits for the kernel's lock
+/// there.
 pub(super) fn without_others<T>(work: impl FnOnce() -> T) -> Option<T> {
     if !kernel_lock::is_used() {
         return Some(work());

@@ -38,9 +38,9 @@
 //!
 //! # No preemption
 //! The kernel is not preempted, and one CPU at a time runs it ([`crate::kernel_lock`]), so code
-//! between two sleeps is atomic. Programs run on other CPUs meanwhile, and change their memory. Each
-//! call of the core that allocates is a sleep, because reclaim yields the CPU; so is each copy to or
-//! from a program. `docs/kernel.md` lists the consequences for each part. Most locks of this
+//! between two sleeps is atomic. Programs run on other CPUs meanwhile, and change their memory.
+//! Each call of the core that allocates is a sleep, because reclaim yields the CPU; so is each copy
+//! to or from a program. `docs/kernel.md` lists the consequences for each part. Most locks of this
 //! directory only guard against reentry by their own holder; those of queues and signals are also
 //! taken in the core, without the kernel's lock. No lock is held across a sleep, or while another
 //! function acquires the same lock.

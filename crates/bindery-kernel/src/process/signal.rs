@@ -382,8 +382,8 @@ pub(super) fn must_end(thread: &Thread) -> bool {
 }
 
 /// Whether the thread is about to be killed: either it has to end, or a pending signal ends its
-/// process (Linux: `fatal_signal_pending`). With the kernel's lock, this changes only before a call,
-/// or while the thread sleeps in it. Without, another thread may take or ignore the signal.
+/// process (Linux: `fatal_signal_pending`). With the kernel's lock, this changes only before a
+/// call, or while the thread sleeps in it. Without, another thread may take or ignore the signal.
 #[inline]
 pub fn is_fatal_waiting(thread: &Thread) -> bool {
     thread.work.load(Ordering::Relaxed) & (work::SIGNAL | work::END) != 0 && is_killed(thread)

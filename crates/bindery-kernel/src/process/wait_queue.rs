@@ -100,8 +100,8 @@ impl WaitQueue {
 
     /// Wakes the `count` oldest waiters. Returns the number of woken threads.
     pub fn wake(&self, count: usize) -> usize {
-        // Locked until all are awake: other CPUs need no kernel's lock to wake threads, and a thread
-        // that was still to be woken could leave the queue and end.
+        // Locked until all are awake: other CPUs need no kernel's lock to wake threads, and a
+        // thread that was still to be woken could leave the queue and end.
         let mut waiting = self.0.lock();
         let count = count.min(waiting.len());
         waiting.drain(..count).for_each(|thread| scheduler::wake(&thread));

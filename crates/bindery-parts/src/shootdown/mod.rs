@@ -265,8 +265,8 @@ pub struct OnCpu<'s, 'm, T> {
 
 impl<T: LocalTlb> OnCpu<'_, '_, T> {
     /// Loads the root of a program by `load`, which is told whether it must flush. Call it after
-    /// `AddressSpace::enter`. Call the unsafe `AddressSpace::leave` for the old address space only if
-    /// the load has flushed its tag.
+    /// `AddressSpace::enter`. Call the unsafe `AddressSpace::leave` for the old address space only
+    /// if the load has flushed its tag.
     ///
     /// The translations are kept only if this root was the last one, left by [`OnCpu::keep`]. A CPU
     /// without tags flushes by each load, whatever it is told.

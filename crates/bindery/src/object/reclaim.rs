@@ -278,8 +278,8 @@ impl<P: Platform> PlacedFolio<'_, P> {
         if index.has_dirty() && self.next_run(index, PageFlags::DIRTY, self.first).is_some() {
             return Err(Obstacle::Stays(ObjectFolio::Dirty));
         }
-        // One load for all holders. Pins are created through mappings, so a folio that has neither at
-        // one moment gets no new pin. With a load for each:
+        // One load for all holders. Pins are created through mappings, so a folio that has neither
+        // at one moment gets no new pin. With a load for each:
         // 1. CPU A finds no pin.
         // 2. CPU B pins the page through its mapping, and unmaps it.
         // 3. CPU A finds no mapping, and takes a pinned page out of the index.

@@ -4,11 +4,11 @@
 //! A *clock* (Corbató 1968) scans the metadata of all frames in order. Without lists, no other path
 //! pays for reclaim. A folio is *cold*, *referenced*, *hot* or *passing* (`folio/aging.rs`,
 //! `ReclaimState::update_age`): a folio that was used twice in a row is hot, and it must be found
-//! unused twice in a row before it is evicted. Passing folios are evicted first (`swap/passing.rs`).
-//! An evicted page leaves a *shadow*: the number of pages evicted until then. If fewer than half as
-//! many pages have been evicted since then as frames are in use, the page returns as hot, because it
-//! would have stayed if the hot pages had not displaced it (refault distance; Linux:
-//! `workingset.c`; CLOCK-Pro, USENIX 2005, has a corresponding test period).
+//! unused twice in a row before it is evicted. Passing folios are evicted first
+//! (`swap/passing.rs`). An evicted page leaves a *shadow*: the number of pages evicted until then.
+//! If fewer than half as many pages have been evicted since then as frames are in use, the page
+//! returns as hot, because it would have stayed if the hot pages had not displaced it (refault
+//! distance; Linux: `workingset.c`; CLOCK-Pro, USENIX 2005, has a corresponding test period).
 //!
 //! # Windows
 //! The hand leads to a folio, and the reverse map leads to a VMA that maps the folio. Reclaim then

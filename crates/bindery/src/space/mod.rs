@@ -269,8 +269,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ///     }
     ///     new.enter();
     ///     let _root = new.root(); // load it here
-    ///     // SAFETY: 1. another root is loaded now; 2. its load has flushed the TLB; 3. the caller's
-    ///     // obligation.
+    ///     // SAFETY: 1. another root is loaded now; 2. its load has flushed the TLB; 3. obligation
+    ///     // 1 of the caller.
     ///     unsafe { old.leave() };
     /// }
     /// ```

@@ -39,8 +39,8 @@ impl<P: Platform> Memory<P> {
     }
 
     /// Stops the allocation of slots in the area, which is the first step of `swapoff(2)`. Once the
-    /// call has returned, no slot is allocated, not even for a page that has kept its slots since it
-    /// was last in swap. Two things may still make entries that refer to slots: `fork(2)` copies
+    /// call has returned, no slot is allocated, not even for a page that has kept its slots since
+    /// it was last in swap. Two things may still make entries that refer to slots: `fork(2)` copies
     /// some, and a swap-out that runs beside this call uses the slots that it has allocated for the
     /// page table at hand. So [`Memory::swap_off`] may find the area in use after everything was
     /// swapped in once; the caller then repeats that.

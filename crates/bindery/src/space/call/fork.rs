@@ -43,9 +43,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// As [`AddressSpace::fork`], up to the waits for handlers: the steps of the [`PendingEvents`]
-    /// wait until userfaultfds have received those of the child. As on Linux, the child must not run
-    /// before. If the events are dropped, the child's faults are served like those of memory that
-    /// is not registered.
+    /// wait until userfaultfds have received those of the child. As on Linux, the child must not
+    /// run before. If the events are dropped, the child's faults are served like those of memory
+    /// that is not registered.
     ///
     /// The call itself waits for a device only if an entry cannot be copied because 32,768 others
     /// refer to its slot.

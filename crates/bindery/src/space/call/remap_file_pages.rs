@@ -18,8 +18,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// mapping of the same object from page `page` on, with the same protection and locks (as Linux
     /// since 4.0). [`MapFlags::POPULATE`] populates the new mapping; other flags are ignored.
     ///
-    /// The range may cover several adjacent mappings of one object with the same flags. Userfaultfds
-    /// do not hear of the replaced mappings, as on Linux.
+    /// The range may cover several adjacent mappings of one object with the same flags.
+    /// Userfaultfds do not hear of the replaced mappings, as on Linux.
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::mmap_object`], and linear in the number
     /// of pages to populate.

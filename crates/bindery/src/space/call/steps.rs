@@ -31,10 +31,10 @@ pub enum Step<'s, 'm, P: Platform> {
 /// The event that a call has to wait for, as a [`FaultWait`]. The wait holds no lock and no
 /// request, so it may be moved to another thread and may be queued. Dropping the value cancels the
 /// wait: nothing is read for the call, unless a poll has started the read. Writes that a step has
-/// started continue. The message of an event to a userfaultfd, which the step has sent, is withdrawn
-/// unless it was read, and the next step sends it again. But the message about a change that has
-/// been made, such as an unmapping, belongs to [`crate::PendingEvents`]: it stays sent, and the next
-/// step waits for its reader again.
+/// started continue. The message of an event to a userfaultfd, which the step has sent, is
+/// withdrawn unless it was read, and the next step sends it again. But the message about a change
+/// that has been made, such as an unmapping, belongs to [`crate::PendingEvents`]: it stays sent,
+/// and the next step waits for its reader again.
 ///
 /// Context of the drop: may sleep, like the drop of an [`crate::Object`].
 #[derive(Debug)]
