@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use bindery::addr::{Frame, PhysAddr, VirtAddr, VirtRange};
 use bindery::arch::{MemoryType, Permissions};
+use bindery::platform::Cpu;
 use bindery::{
     AddressSpace, FrameRange, KernelAddress, KernelMap, Memory, Resolution, SizeMode,
     VmallocOptions,
@@ -69,6 +70,22 @@ pub fn begin(information: &Information, heap: Stretch) {
 /// keeps the frames that it has taken until now.
 pub fn boot_is_over() {
     FREE_AT_BOOT.store(free_frame_count(), Ordering::Relaxed);
+}
+
+/// Announces the first `count` CPUs to the core, so that each caches free frames and other resources
+/// for itself. No other CPU is in the core yet. Their records are never freed, so they do not count
+/// as leaked.
+///
+/// # Panics
+/// If memory is short for the records, at boot.
+pub fn announce_cpus(count: u16) {
+    let before = free_frame_count();
+    for cpu in 0..count {
+        if let Err(problem) = memory().cpu_online(Cpu(cpu)) {
+            panic!("CPU {cpu} cannot be announced to the core: {problem}");
+        }
+    }
+    FREE_AT_BOOT.fetch_sub(before - free_frame_count(), Ordering::Relaxed);
 }
 
 /// The memory of the machine.

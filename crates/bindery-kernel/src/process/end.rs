@@ -263,6 +263,12 @@ pub(super) fn end_machine_if_due() {
             "{leaked} frames leaked: fewer are free than at boot, although all processes have ended"
         );
     }
+    // A CPU that has just started may not have come to its first thread.
+    let (online, run) = (memory().online_cpus(), cpus::count());
+    assert!(
+        if kernel_lock::is_used() { online >= run } else { online == 0 },
+        "{run} CPUs run threads, but {online} are online in the core"
+    );
     // The measured calls have freed all that they unlinked themselves (`Platform::is_over`).
     let deferred = memory().deferred();
     assert!(

@@ -17,7 +17,7 @@ use spin::Once;
 
 use crate::arch;
 use crate::kernel_lock;
-use crate::memory::Space;
+use crate::memory::{self, Space};
 use crate::time::{self, Sleeper};
 
 use super::thread::{NO_CPU, Saved, Thread, work};
@@ -329,6 +329,7 @@ pub fn idle(at_rest: fn()) -> ! {
     cpus::join();
     let others = arch::others().min(cpus::MOST as u32 - 1);
     if others > 0 {
+        memory::announce_cpus(others as u16 + 1);
         kernel_lock::begin();
         (1..=others as u16).for_each(arch::interrupt);
     }
