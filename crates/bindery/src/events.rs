@@ -70,14 +70,27 @@ pub(crate) struct FrequentEvents {
     pub(crate) swapped_out: AtomicU64,
     /// Faults that read content.
     pub(crate) major_faults: AtomicU64,
-    /// As in [`Events`].
+    /// As in [`Events`], and so are those below.
     pub(crate) huge_faults: AtomicU64,
+    pub(crate) swap_out_busy: AtomicU64,
+    pub(crate) swap_read_around: AtomicU64,
+    pub(crate) swap_read_around_hits: AtomicU64,
 }
 
 impl FrequentEvents {
     pub(crate) const fn new() -> Self {
         let [swapped_in, swapped_out, major_faults, huge_faults] = [const { AtomicU64::new(0) }; 4];
-        Self { swapped_in, swapped_out, major_faults, huge_faults }
+        let [swap_out_busy, swap_read_around, swap_read_around_hits] =
+            [const { AtomicU64::new(0) }; 3];
+        Self {
+            swapped_in,
+            swapped_out,
+            major_faults,
+            huge_faults,
+            swap_out_busy,
+            swap_read_around,
+            swap_read_around_hits,
+        }
     }
 }
 
@@ -90,9 +103,6 @@ pub(crate) struct RareEvents {
     pub(crate) folio_splits: AtomicU64,
     pub(crate) leaf_splits: AtomicU64,
     pub(crate) huge_zero_pages: AtomicU64,
-    pub(crate) swap_out_busy: AtomicU64,
-    pub(crate) swap_read_around: AtomicU64,
-    pub(crate) swap_read_around_hits: AtomicU64,
     pub(crate) swap_read_errors: AtomicU64,
     pub(crate) swap_write_errors: AtomicU64,
     pub(crate) repeats: Repeats,
@@ -113,32 +123,28 @@ impl RareEvents {
         of_cpus: impl Iterator<Item = &'a FrequentEvents>,
     ) -> Events {
         let read = |event: &AtomicU64| event.load(Ordering::Relaxed);
-        let (mut pages_swapped_in, mut pages_swapped_out) = (0, 0);
-        let (mut major_faults, mut huge_faults) = (0, 0);
+        let mut sums = Events::default();
         for cpu in of_cpus.chain([&self.frequent]) {
-            pages_swapped_in += read(&cpu.swapped_in);
-            pages_swapped_out += read(&cpu.swapped_out);
-            major_faults += read(&cpu.major_faults);
-            huge_faults += read(&cpu.huge_faults);
+            sums.pages_swapped_in += read(&cpu.swapped_in);
+            sums.pages_swapped_out += read(&cpu.swapped_out);
+            sums.major_faults += read(&cpu.major_faults);
+            sums.huge_faults += read(&cpu.huge_faults);
+            sums.swap_out_busy += read(&cpu.swap_out_busy);
+            sums.swap_read_around += read(&cpu.swap_read_around);
+            sums.swap_read_around_hits += read(&cpu.swap_read_around_hits);
         }
         Events {
             frames_allocated,
             frames_freed,
-            huge_faults,
             huge_collapses: read(&self.huge_collapses),
             folio_splits: read(&self.folio_splits),
             leaf_splits: read(&self.leaf_splits),
             huge_zero_pages: read(&self.huge_zero_pages),
-            pages_swapped_in,
-            pages_swapped_out,
-            major_faults,
-            swap_out_busy: read(&self.swap_out_busy),
-            swap_read_around: read(&self.swap_read_around),
-            swap_read_around_hits: read(&self.swap_read_around_hits),
             swap_read_errors: read(&self.swap_read_errors),
             swap_write_errors: read(&self.swap_write_errors),
             spurious_faults: read(&self.repeats.spurious),
             repeated_faults: read(&self.repeats.most),
+            ..sums
         }
     }
 }

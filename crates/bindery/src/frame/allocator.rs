@@ -34,7 +34,8 @@ pub(crate) struct Allocator<P: Platform> {
     pub(super) fronts: CpuTable<Front<P>>,
     /// The maximum number of frames in each front; 0 for no fronts.
     pub(super) front_limit: AtomicU32,
-    pub(super) drains: Drains<P>,
+    /// On its own cache lines, because the fields beside it are only read.
+    pub(super) drains: CachePadded<Drains<P>>,
     /// Each allocation writes this field, so its cache lines contain no read-only field.
     pub(super) lists: CachePadded<FreeLists<P>>,
     #[cfg(any(test, feature = "testing"))]
@@ -90,7 +91,7 @@ impl<P: Platform> Allocator<P> {
             refused: AtomicU64::new(0),
             fronts: CpuTable::new(),
             front_limit: AtomicU32::new(0),
-            drains: Drains::new(),
+            drains: CachePadded::new(Drains::new()),
             lists: CachePadded::new(FreeLists {
                 free: AtomicU64::new(total),
                 taken: AtomicU64::new(0),
@@ -307,6 +308,11 @@ impl<P: Platform> Allocator<P> {
         self.lists.free.load(Relaxed) + self.frames_in_fronts()
     }
 
+    /// Whether at least `count` frames are free. Reads other CPUs' data only if the lists have fewer.
+    pub(crate) fn has_free_frames(&self, count: u64) -> bool {
+        self.listed_frame_count() >= count || self.free_frame_count() >= count
+    }
+
     /// As [`Allocator::free_frame_count`], but misses no frame: no frame moves to or from the lists
     /// during the call, and those that have arrived there may count twice.
     #[cold]
@@ -394,7 +400,7 @@ impl<P: Platform> Allocator<P> {
 mod layout {
     use core::mem::offset_of;
 
-    use super::{Allocator, Buddy, FreeLists};
+    use super::{Allocator, Buddy, CachePadded, Drains, FreeLists};
     use crate::frame::Frames;
     use crate::frame::tests::Machine;
 
@@ -407,5 +413,31 @@ mod layout {
         // The lock is one word before the lists.
         let lists = offset_of!(FreeLists<Machine>, buddy) + size_of::<u64>();
         assert!(lists + Buddy::USED_BY_SINGLE_FRAMES <= 64);
+    }
+
+    #[test]
+    fn words_that_are_only_read_have_own_lines() {
+        let line = |offset: usize| offset / 64;
+        let written = [
+            offset_of!(Allocator<Machine>, platform),
+            offset_of!(Allocator<Machine>, drains),
+            offset_of!(Allocator<Machine>, lists),
+        ];
+        let sizes = [
+            size_of::<CachePadded<Machine>>(),
+            size_of::<CachePadded<Drains<Machine>>>(),
+            size_of::<CachePadded<FreeLists<Machine>>>(),
+        ];
+        for read in [
+            offset_of!(Allocator<Machine>, metas),
+            offset_of!(Allocator<Machine>, total),
+            offset_of!(Allocator<Machine>, reserve),
+            offset_of!(Allocator<Machine>, fronts),
+            offset_of!(Allocator<Machine>, front_limit),
+        ] {
+            for (first, size) in written.into_iter().zip(sizes) {
+                assert!(!(line(first)..=line(first + size - 1)).contains(&line(read)));
+            }
+        }
     }
 }

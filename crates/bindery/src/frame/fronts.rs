@@ -69,7 +69,7 @@ impl<P: Platform> Allocator<P> {
         let kept = first.is_aligned(HUGE) && locked.wants_huge() && is_free();
         if kept {
             locked.put_huge(self.metas(), first);
-            drains::note_put(&self.drains);
+            drains::note_put(&*self.drains);
         }
         kept
     }
@@ -212,7 +212,7 @@ impl<P: Platform> Allocator<P> {
         }
         // Recorded before the lists are unlocked: a CPU that then finds them empty sees that a
         // front has frames and waits for the front's lock.
-        drains::note_put(&self.drains);
+        drains::note_put(&*self.drains);
         self.publish_to_fronts(&buddy);
         Some(())
     }
@@ -224,7 +224,7 @@ impl<P: Platform> Allocator<P> {
             return 0;
         }
         let mut found = 0;
-        drains::run(&self.drains, || {
+        drains::run(&*self.drains, || {
             found = self.fronts.iter().map(|front| self.empty(front)).sum();
             found
         });
@@ -318,7 +318,7 @@ impl<P: Platform> Allocator<P> {
             self.shrink(&mut locked, limit.saturating_sub(count) / 4 * 3);
         }
         locked.put(self.metas(), first, count);
-        drains::note_put(&self.drains);
+        drains::note_put(&*self.drains);
     }
 
     /// Sets the limit of each front when `online` CPUs are online: a 64th of the memory divided by

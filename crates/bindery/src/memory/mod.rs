@@ -19,6 +19,8 @@ mod watermarks;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use crossbeam_utils::CachePadded;
+
 use crate::addr::{Frame, Order, PAGE_SIZE};
 use crate::arch::Arch;
 use crate::commit::CommitState;
@@ -84,16 +86,24 @@ pub struct Memory<P: Platform> {
     file_policy: FolioPolicy,
     commit: CommitState,
     dirty_limit: DirtyLimit,
-    /// Held while pages move between the global commitment and the credit of a CPU.
-    credit_lock: Mutex<P::SpinLock, ()>,
+    /// Held while pages move between the global commitment and the credit of a CPU. On its own cache
+    /// lines, because each fault reads the fields beside it.
+    credit_lock: CachePadded<Mutex<P::SpinLock, ()>>,
     fault_reserve: AtomicU64,
     watermarks: Watermarks,
+    /// On its own cache lines, like `credit_lock`.
+    creations: CachePadded<Creations>,
+    pub(crate) rare: RareEvents,
+    pub(crate) cpus: Cpus<P>,
+}
+
+/// The counts that a new address space changes.
+#[derive(Default)]
+struct Creations {
     /// The number of lists of areas created so far.
     indexes: AtomicU64,
     /// The last identity assigned to an address space for its userfaultfds.
     last_identity: AtomicU64,
-    pub(crate) rare: RareEvents,
-    pub(crate) cpus: Cpus<P>,
 }
 
 impl<P: Platform> fmt::Debug for Memory<P> {
@@ -181,7 +191,7 @@ impl<P: Platform> Memory<P> {
 
     /// A nonzero number that was never returned before.
     pub(crate) fn new_identity(&self) -> u64 {
-        self.last_identity.fetch_add(1, Ordering::Relaxed) + 1
+        self.creations.last_identity.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Reserves `frames` frames for faults; initially 0. [`Object::write`] and [`Object::allocate`]
@@ -252,15 +262,16 @@ impl<P: Platform> Memory<P> {
     /// embedder should wake its reclaimer. An embedder checks this after a fault or a call, or by a
     /// timer.
     ///
-    /// Context: any. Complexity: linear in the CPUs that were ever online.
+    /// Context: any. Complexity: constant unless memory is short or other CPUs keep many free frames;
+    /// then linear in the CPUs that were ever online.
     pub fn is_short(&self) -> bool {
-        self.free_frame_count() < self.watermarks.low().max(self.enough_free_frames())
+        !self.frames.has_free_frames(self.watermarks.low().max(self.enough_free_frames()))
     }
 
     /// The number of pages to free until the high watermark is reached
     /// ([`Memory::set_watermarks`]); the embedder's reclaimer frees that number.
     ///
-    /// Context: any. Complexity: as [`Memory::is_short`].
+    /// Context: any. Complexity: linear in the CPUs that were ever online.
     pub fn shortage(&self) -> u64 {
         let high = self.watermarks.high().max(self.enough_free_frames());
         high.saturating_sub(self.free_frame_count())
@@ -270,7 +281,7 @@ impl<P: Platform> Memory<P> {
     /// the reserve and a 64th of all frames remain free.
     pub(crate) fn has_room_for(&self, frames: u64) -> bool {
         let enough = self.enough_free_frames().max(self.total_frames() / 64);
-        self.free_frame_count() >= enough + frames
+        self.frames.has_free_frames(enough + frames)
     }
 
     /// The number of free frames at which allocations are far from the reserve.
@@ -332,7 +343,7 @@ impl<P: Platform> Memory<P> {
     /// and on the number of earlier lists, so the same calls have the same cost wherever the kernel
     /// and its frames are located.
     pub(crate) fn index_key(&self) -> [u64; 2] {
-        [self.platform().seed(), self.indexes.fetch_add(1, Ordering::Relaxed)]
+        [self.platform().seed(), self.creations.indexes.fetch_add(1, Ordering::Relaxed)]
     }
 
     /// Called before an allocation that may wait for memory. Not called under a table lock or in a
@@ -401,11 +412,10 @@ unsafe fn take_over<P: Platform>(
         file_policy: FolioPolicy::new(SizeMode::Never, SizeMode::Never),
         dirty_limit: DirtyLimit::new(total / DIRTY_SHARE),
         commit: CommitState::new(total),
-        credit_lock: Mutex::new(()),
+        credit_lock: CachePadded::new(Mutex::new(())),
         fault_reserve: AtomicU64::new(0),
         watermarks: Watermarks::new(),
-        indexes: AtomicU64::new(0),
-        last_identity: AtomicU64::new(0),
+        creations: CachePadded::default(),
         rare: RareEvents::default(),
         cpus: Cpus::new(),
     })

@@ -293,7 +293,7 @@ pub(super) fn allocate<'m, P: Platform>(
     let enough = reserve.saturating_add(u64::from(order.pages()));
     // A drain of the fronts beside the first count may hide frames from it.
     if reserve > 0
-        && memory.free_frame_count() < enough
+        && !memory.frames.has_free_frames(enough)
         && memory.frames.free_frames_at_most() < enough
     {
         return Err(Failure::NoMemory);

@@ -18,7 +18,9 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::MAX_SWAP_AREAS;
 use super::clock::Evictions;
+use super::read_around::LastWindows;
 use super::requests::RequestTable;
+use super::streak::Streak;
 use crate::Memory;
 use crate::events::FrequentEvents;
 use crate::folio::{Age, MAX_FOLIO_ORDER};
@@ -31,6 +33,18 @@ pub(super) type OwnClusters = [AtomicU32; ORDERS];
 
 const ORDERS: usize = MAX_FOLIO_ORDER.0 as usize + 1;
 
+/// The record of the last faults that read pages, from which the size of the next reads follows.
+pub(super) struct SwapFaults {
+    pub(super) streak: Streak,
+    pub(super) windows: LastWindows,
+}
+
+impl SwapFaults {
+    pub(super) const fn new() -> Self {
+        Self { streak: Streak::new(), windows: LastWindows::new() }
+    }
+}
+
 /// A CPU's part of swap.
 pub(crate) struct SwapPart {
     pub(super) cpu: Cpu,
@@ -38,6 +52,7 @@ pub(crate) struct SwapPart {
     /// The counts of calls and faults on this CPU.
     pub(crate) events: FrequentEvents,
     evictions: Evictions,
+    faults: SwapFaults,
 }
 
 impl SwapPart {
@@ -47,6 +62,7 @@ impl SwapPart {
             clusters: [const { [const { AtomicU32::new(NONE) }; ORDERS] }; MAX_SWAP_AREAS],
             events: FrequentEvents::new(),
             evictions: Evictions::new(),
+            faults: SwapFaults::new(),
         }
     }
 }
@@ -61,6 +77,12 @@ pub(super) fn own<P: Platform>(memory: &Memory<P>) -> Option<Cpu> {
 #[inline]
 pub(crate) fn frequent_events<P: Platform>(memory: &Memory<P>) -> &FrequentEvents {
     memory.cpus.own(memory.platform()).map_or(&memory.rare.frequent, |own| &own.swap.events)
+}
+
+/// The record of the faults on the running CPU, or the record shared by all CPUs without a part.
+#[inline]
+pub(super) fn faults<P: Platform>(memory: &Memory<P>) -> &SwapFaults {
+    memory.cpus.own(memory.platform()).map_or(&memory.swap.faults, |own| &own.swap.faults)
 }
 
 /// Counts pages whose content was read.

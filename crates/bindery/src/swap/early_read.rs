@@ -17,7 +17,7 @@ use super::Swap;
 use super::area::{SlotArea, SlotRun};
 use super::cached_folio::CachedFolio;
 use super::content::ClaimedFolio;
-use super::cpu;
+use super::cpu::{self, frequent_events};
 use super::device::SwapOperation;
 use super::page_set::PageSet;
 use super::slot_state::SlotState;
@@ -139,7 +139,7 @@ impl SlotRun {
         group.begin_around(number_there, folio.head);
         group.begin_reading(1);
         if cause == Cause::Around {
-            RareEvents::note(&memory.rare.swap_read_around);
+            RareEvents::note(&frequent_events(memory).swap_read_around);
             memory.frames.folio(folio).mark_read_around();
         }
         // From here on, the folio belongs to the request.

@@ -130,17 +130,17 @@ pub(crate) use no_compression::StorePart;
 #[cfg(not(feature = "compression"))]
 use no_compression::{CompressedStore, Handle};
 use read_around::{ContentPlace, ReadAround};
-use streak::Streak;
 pub use usage::{CompressedUsage, SwapUsage};
 
 pub(crate) use area::SlotRun;
 pub(crate) use cached_folio::CachedFolio;
 pub(crate) use clock::Clock;
+use cpu::SwapFaults;
 pub(crate) use cpu::{
     SwapPart, adopt, frequent_events, hand_over, note_evicted, note_return, shadow,
 };
 pub(crate) use early_read::source_of_slot;
-pub(crate) use read_around::begin_read_around;
+pub(crate) use read_around::{begin_read_around, note_hit_of_read_around, window_around};
 pub(crate) use slots::{allocate_slots, find_cached, is_slot_full, is_slot_resident, state_of};
 pub(crate) use unmapped::{after_unmapping, leave_cache, send_out_again};
 pub(crate) use writeback::{
@@ -188,7 +188,7 @@ pub(crate) struct Swap<P: Platform> {
     on: Mutex<P::Mutex, AreasOn>,
     pub(crate) store: CompressedStore<P>,
     around: ReadAround,
-    streak: Streak,
+    faults: SwapFaults,
     /// Threads that wait for a device park here.
     completions: Completions,
 }
@@ -202,7 +202,7 @@ impl<P: Platform> Swap<P> {
             on: Mutex::new(AreasOn(0)),
             store: CompressedStore::new(limit),
             around: ReadAround::new(),
-            streak: Streak::new(),
+            faults: SwapFaults::new(),
             completions: Completions::new(),
         }
     }

@@ -13,17 +13,17 @@
 //! | none, and it is | 2 |
 //! | more | the hits and 2, rounded up to a power of two |
 //!
-//! A window is at least half as large as the last one, and has at most 2^`page-cluster` pages. All
-//! address spaces share one record.
+//! A window is at least half as large as the last one, and has at most 2^`page-cluster` pages. Each
+//! online CPU has a record of its own, and all others share one.
 //!
 //! [`super::early_read`] performs the reads.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use super::Swap;
 use super::area::SlotRun;
 use super::early_read::{Begun, Cause};
-use super::streak::ReadByFault;
+use super::streak::{ReadByFault, note_streak};
+use super::{Swap, cpu};
 use crate::Memory;
 use crate::addr::Order;
 use crate::events::RareEvents;
@@ -34,7 +34,7 @@ const MOST_PAGES: u32 = super::requests::REQUESTS as u32 / 2;
 /// Eight pages, like Linux.
 const CLUSTER: u8 = 3;
 
-/// The record of the last windows.
+/// The places and the limit of read-around. Faults only read them.
 pub(super) struct ReadAround {
     /// The areas whose devices use read-around, one bit each. A fault checks this first, so on
     /// compressed memory, read-around costs it only this load.
@@ -43,6 +43,10 @@ pub(super) struct ReadAround {
     devices: AtomicU32,
     /// The binary logarithm of the largest window.
     cluster: AtomicU32,
+}
+
+/// The last windows of one CPU.
+pub(super) struct LastWindows {
     /// The page number of the last window's center, or of that window's page that was needed last.
     last: AtomicU64,
     /// The size of the last window, in pages.
@@ -72,9 +76,7 @@ pub(crate) struct ReadAroundWindow {
 impl ReadAround {
     pub(super) const fn new() -> Self {
         let cluster = AtomicU32::new(CLUSTER as u32);
-        let (window, hits) = (AtomicU32::new(0), AtomicU32::new(0));
-        let (areas, devices) = (AtomicU32::new(0), AtomicU32::new(0));
-        Self { areas, devices, cluster, last: AtomicU64::new(0), window, hits }
+        Self { areas: AtomicU32::new(0), devices: AtomicU32::new(0), cluster }
     }
 
     /// Records the location of the content of an area that is on, or that the area is off. The
@@ -89,9 +91,20 @@ impl ReadAround {
         set(&self.devices, matches!(kind, ContentPlace::Device | ContentPlace::SynchronousDevice));
     }
 
-    /// The window around a page that has to be read.
-    fn around(&self, page: u64) -> ReadAroundWindow {
-        let most = (1 << self.cluster.load(Relaxed).min(31)).min(MOST_PAGES);
+    /// The number of pages in the largest window.
+    fn most_pages(&self) -> u32 {
+        (1 << self.cluster.load(Relaxed).min(31)).min(MOST_PAGES)
+    }
+}
+
+impl LastWindows {
+    pub(super) const fn new() -> Self {
+        let (window, hits) = (AtomicU32::new(0), AtomicU32::new(0));
+        Self { last: AtomicU64::new(0), window, hits }
+    }
+
+    /// The window around a page that has to be read, of at most `most` pages.
+    fn around(&self, page: u64, most: u32) -> ReadAroundWindow {
         let last = self.last.swap(page, Relaxed);
         let hits = self.hits.swap(0, Relaxed);
         let pages = window_of(hits, page.abs_diff(last) == 1, self.window.load(Relaxed), most);
@@ -143,29 +156,34 @@ impl<P: Platform> Swap<P> {
     pub(crate) fn is_on_device(&self, area: u8) -> bool {
         self.around.devices.load(Relaxed).checked_shr(area.into()).unwrap_or(0) & 1 != 0
     }
+}
 
-    /// The page numbers to read around a page whose slot is in an area with read-around
-    /// ([`Swap::reads_around`]), if any.
-    pub(crate) fn window_around(&self, page: u64) -> Option<ReadAroundWindow> {
-        Some(self.around.around(page)).filter(|window| window.pages > 1)
-    }
+/// The page numbers to read around a page whose slot is in an area with read-around
+/// ([`Swap::reads_around`]), if any.
+pub(crate) fn window_around<P: Platform>(
+    memory: &Memory<P>,
+    page: u64,
+) -> Option<ReadAroundWindow> {
+    let most = memory.swap.around.most_pages();
+    Some(cpu::faults(memory).windows.around(page, most)).filter(|window| window.pages > 1)
+}
 
-    /// Records a fault on page `page`, which read-around has put into the cache.
-    #[cold]
-    pub(crate) fn note_hit_of_read_around(&self, rare: &RareEvents, page: u64) {
-        RareEvents::note(&rare.swap_read_around_hits);
-        self.around.hits.fetch_add(1, Relaxed);
-        self.around.last.store(page, Relaxed);
-        let (order, went_out) = (Order::PAGE, Order::PAGE);
-        self.note_streak(ReadByFault { first: page, order, went_out });
-    }
+/// Records a fault on page `page`, which read-around has put into the cache.
+#[cold]
+pub(crate) fn note_hit_of_read_around<P: Platform>(memory: &Memory<P>, page: u64) {
+    RareEvents::note(&cpu::frequent_events(memory).swap_read_around_hits);
+    let windows = &cpu::faults(memory).windows;
+    windows.hits.fetch_add(1, Relaxed);
+    windows.last.store(page, Relaxed);
+    let (order, went_out) = (Order::PAGE, Order::PAGE);
+    note_streak(memory, ReadByFault { first: page, order, went_out });
 }
 
 /// Starts to read a slot, to which an entry referred a moment ago, into the swap cache. Returns
 /// whether more may be read, because memory and a request are free.
 pub(crate) fn begin_read_around<P: Platform>(memory: &Memory<P>, area: u8, slot: u64) -> bool {
     let run = SlotRun { area, first: slot, count: 1 };
-    memory.free_frame_count() >= memory.enough_free_frames()
+    memory.frames.has_free_frames(memory.enough_free_frames())
         && run.begin_read(memory, Order::PAGE, Cause::Around) != Begun::NoRoom
 }
 
@@ -187,15 +205,16 @@ mod tests {
 
     #[test]
     fn windows_go_where_the_pages_are_wanted() {
-        let around = ReadAround::new();
+        let windows = LastWindows::new();
+        let around = |page| windows.around(page, ReadAround::new().most_pages());
         let window = |first, pages| ReadAroundWindow { first, pages };
-        assert_eq!(around.around(100), window(100, 1));
-        assert_eq!(around.around(101), window(101, 2));
-        around.hits.store(1, Relaxed);
-        assert_eq!(around.around(102), window(102, 4), "on");
-        around.hits.store(3, Relaxed);
-        assert_eq!(around.around(101), window(94, 8), "back");
-        assert_eq!(around.around(500), window(499, 4), "elsewhere");
-        assert_eq!(around.around(0), window(0, 2), "at the beginning");
+        assert_eq!(around(100), window(100, 1));
+        assert_eq!(around(101), window(101, 2));
+        windows.hits.store(1, Relaxed);
+        assert_eq!(around(102), window(102, 4), "on");
+        windows.hits.store(3, Relaxed);
+        assert_eq!(around(101), window(94, 8), "back");
+        assert_eq!(around(500), window(499, 4), "elsewhere");
+        assert_eq!(around(0), window(0, 2), "at the beginning");
     }
 }

@@ -15,12 +15,14 @@
 //! A folio of the size that was swapped out counts as one page, because the fault needs no more of
 //! the folio.
 //!
-//! All address spaces share one record. A fault in another address space may end a streak, which
-//! costs only a few faults.
+//! Each online CPU has a record of its own, and all others share one. A fault in another address
+//! space, and a thread that continues on another CPU, may end a streak, which costs only a few
+//! faults.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use super::Swap;
+use super::cpu;
+use crate::Memory;
 use crate::addr::{Order, Orders};
 use crate::folio::MAX_FOLIO_ORDER;
 use crate::platform::Platform;
@@ -69,19 +71,21 @@ impl Streak {
     }
 }
 
-impl<P: Platform> Swap<P> {
-    /// The folio orders that a fault on a page may read, if the page was swapped out in a folio of
-    /// order `went_out`.
-    #[inline]
-    pub(crate) fn orders_to_read(&self, page: u64, went_out: Order) -> Orders {
-        Orders::up_to(went_out.max(self.streak.order_at(page)))
-    }
+/// The folio orders that a fault on a page may read, if the page was swapped out in a folio of order
+/// `went_out`.
+#[inline]
+pub(crate) fn orders_to_read<P: Platform>(
+    memory: &Memory<P>,
+    page: u64,
+    went_out: Order,
+) -> Orders {
+    Orders::up_to(went_out.max(cpu::faults(memory).streak.order_at(page)))
+}
 
-    /// Records a fault's read, if the policy allows folios larger than a page.
-    #[inline]
-    pub(crate) fn note_streak(&self, read: ReadByFault) {
-        self.streak.note(read);
-    }
+/// Records a fault's read, if the policy allows folios larger than a page.
+#[inline]
+pub(crate) fn note_streak<P: Platform>(memory: &Memory<P>, read: ReadByFault) {
+    cpu::faults(memory).streak.note(read);
 }
 
 #[cfg(test)]

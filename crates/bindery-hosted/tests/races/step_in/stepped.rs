@@ -4,7 +4,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use bindery::addr::Frame;
-use bindery::platform::{CpuSet, GracePeriod, Invalidation, Platform};
+use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation, Platform};
 use bindery::sync::{LockApi05, RawLock};
 use bindery::{FrameRange, Memory, Overcommit, Pager, PagerError, ReadBuffer, StoredBytes};
 use bindery_hosted::{Config, Contents, Machine, MemoryFiles, TlbKind, Walk, pass_on};
@@ -24,7 +24,10 @@ pub enum Readers {
     NotTold,
 }
 
-/// A strict machine of four CPUs, with the core on it.
+/// The free frames that each CPU keeps for itself, also where the machine has little memory.
+const KEPT_FRAMES: u32 = 32;
+
+/// A strict machine of four CPUs, all online, with the core on it.
 pub fn stepped<A: Walk>(bytes: u64, readers: Readers) -> (Machine<A>, Memory<Stepped<A>>) {
     let config = Config {
         memory: bytes,
@@ -39,6 +42,8 @@ pub fn stepped<A: Walk>(bytes: u64, readers: Readers) -> (Machine<A>, Memory<Ste
     let memory =
         unsafe { Memory::new(Stepped(machine.clone(), readers), &[FrameRange { first, count }]) }
             .unwrap();
+    (0..machine.cpus()).for_each(|cpu| memory.cpu_online(Cpu(cpu)).unwrap());
+    memory.set_front_limit(KEPT_FRAMES);
     // Only base pages, unless the caller chooses.
     memory.folio_policy().set_global(bindery::SizeMode::Never);
     memory.commitment().set_mode(Overcommit::Always);

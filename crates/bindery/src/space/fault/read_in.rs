@@ -9,8 +9,8 @@ use crate::stats::Counts;
 use crate::swap::content::ClaimedFolio;
 use crate::swap::device_read::Load;
 use crate::swap::slot_state::SlotState;
-use crate::swap::streak::ReadByFault;
-use crate::swap::{SlotRun, begin_read_around};
+use crate::swap::streak::{ReadByFault, note_streak, orders_to_read};
+use crate::swap::{SlotRun, begin_read_around, window_around};
 use crate::table::look;
 use crate::table::run::Entries;
 use crate::table::{EntryAt, PageTable};
@@ -24,15 +24,13 @@ impl<P: Platform> Fault<'_, '_, P> {
     /// Reads the content of the slots around the page into a fresh folio and maps it. The folio is
     /// the largest that the policy allows and whose slots are consecutive. A fault reads no larger
     /// folio than the one that was swapped out, unless faults continue page after page
-    /// ([`Swap::orders_to_read`]).
-    ///
-    /// [`Swap::orders_to_read`]: crate::swap::Swap::orders_to_read
+    /// ([`orders_to_read`]).
     pub(super) fn read_in(&self, slot: FaultSlot, reading: Reading) -> Stepped {
         let (memory, page) = (self.memory(), self.page);
         let allowed = self.swap_in_orders();
         let mut orders = allowed;
         if allowed.has_large() && reading == Reading::Fault {
-            orders = allowed & memory.swap.orders_to_read(page.0 >> PAGE_SHIFT, slot.went_out());
+            orders = allowed & orders_to_read(memory, page.0 >> PAGE_SHIFT, slot.went_out());
         }
         if orders == Orders::PAGE
             && reading == Reading::Fault
@@ -114,7 +112,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     fn note_streak(&self, slot: FaultSlot, order: Order) {
         let first = (self.page.0 >> PAGE_SHIFT) & !u64::from(order.pages() - 1);
         let went_out = slot.went_out();
-        self.memory().swap.note_streak(ReadByFault { first, order, went_out });
+        note_streak(self.memory(), ReadByFault { first, order, went_out });
     }
 
     /// Records that the fault has read a folio of this order, once memory has been short. The folio
@@ -141,7 +139,7 @@ impl<P: Platform> Fault<'_, '_, P> {
     #[cold]
     fn read_around(&self, allowed: Orders) {
         let (memory, page) = (self.memory(), self.page);
-        let Some(window) = memory.swap.window_around(page.0 >> PAGE_SHIFT) else { return };
+        let Some(window) = window_around(memory, page.0 >> PAGE_SHIFT) else { return };
         let table = page.align_down(P::Arch::PMD.span());
         let table = VirtRange::from_len(table, P::Arch::PMD.span());
         let Some(range) = table.map(|table| table.intersection(self.vma.range())) else { return };

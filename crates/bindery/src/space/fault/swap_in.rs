@@ -11,7 +11,7 @@ use crate::rmap::AnonGroup;
 use crate::stats::Counts;
 use crate::swap;
 use crate::swap::slot_state::SlotState;
-use crate::swap::{CachedFolio, SlotRun, find_cached};
+use crate::swap::{CachedFolio, SlotRun, find_cached, note_hit_of_read_around};
 use crate::table::publish::publish;
 use crate::table::swap_in;
 use crate::table::swap_in::SwapIn;
@@ -121,7 +121,7 @@ impl<P: Platform> Fault<'_, '_, P> {
                 return Ok(Next::Wait(Wait::SwapCache { area: slot.area, slot: slot.number }));
             };
             if memory.frames.folio(*cached).take_read_around() {
-                memory.swap.note_hit_of_read_around(&memory.rare, self.page.0 >> PAGE_SHIFT);
+                note_hit_of_read_around(memory, self.page.0 >> PAGE_SHIFT);
             }
             let place = memory.frames.folio(*cached).swap_place();
             let number = place.map_or(u64::MAX, |place| slot.number.wrapping_sub(place.first));

@@ -10,7 +10,7 @@ use crate::events::RareEvents;
 use crate::folio::Folio;
 use crate::folio::SwapPlace;
 use crate::platform::Platform;
-use crate::swap::CachedFolio;
+use crate::swap::{CachedFolio, frequent_events};
 
 use super::{EntryAt, SwapOut};
 
@@ -21,7 +21,7 @@ impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {
         let page_table = self.span.page_table;
         let memory = page_table.memory;
         let Some(place) = memory.frames.folio(folio).swap_place() else { return };
-        RareEvents::note(&memory.rare.swap_out_busy);
+        RareEvents::note(&frequent_events(memory).swap_out_busy);
         let end = start.0.wrapping_add(u64::from(folio.pages()) << PAGE_SHIFT);
         // The first page may belong below address zero, where no page is mapped.
         let first = if start.0 < end { start.0 } else { 0 };
