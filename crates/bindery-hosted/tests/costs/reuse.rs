@@ -19,6 +19,7 @@ on_every_architecture! {
     a_single_write_changes_one_entry => single;
     writes_in_order_share_faults => in_order;
     a_huge_leaf_is_reused_with_one_lock => huge;
+    contiguous_runs_are_reused_with_one_flush => contiguous;
     the_mapping_ends_the_pages_ahead => end_of_mapping;
     pages_of_other_processes_stay_read_only => shared_ahead;
     watched_pages_stay_read_only => watched;
@@ -160,6 +161,39 @@ fn huge<A: Walk>() {
         assert_eq!(Program::new(scene.machine, &child).load(at(100)), Ok(100));
         audit(scene.machine, scene.memory, &[scene.space, &child]);
     });
+}
+
+fn contiguous<A: Walk>() {
+    for order in [4, 6] {
+        after_a_fork_with::<A>(order, |scene| {
+            let contiguous = |pages: std::ops::Range<u64>| {
+                let is_contiguous = |page: &u64| {
+                    let found = scene.space.inspect(at(*page));
+                    matches!(found, Inspection::Page { contiguous: true, .. })
+                };
+                pages.filter(is_contiguous).count()
+            };
+            let before_the_write = contiguous(0..PAGES);
+            let (before, machine) = (scene.space.counts(), scene.machine.statistics());
+            scene.store(100, 70);
+            let cost = scene.space.counts() - before;
+            let machine = scene.machine.statistics() - machine;
+            let flushes = u64::from(A::CONTIG_ENTRIES > 1);
+            assert_eq!((cost.bytes_copied, cost.tables_locked), (0, 1), "{cost:?}");
+            assert_eq!((cost.invalidations, machine.invalidations), (flushes, flushes));
+            let first = 100 >> order << order;
+            let folio = first..first + (1 << order);
+            assert_eq!(scene.writable(folio.clone()), 1 << order);
+            assert_eq!(scene.writable(0..PAGES), 1 << order);
+            assert_eq!(contiguous(0..PAGES), before_the_write, "no run was cut");
+            folio.clone().filter(|page| *page != 100).for_each(|page| scene.store(page, page));
+            let cost = scene.space.counts() - before;
+            assert_eq!((cost.invalidations, cost.bytes_copied), (flushes, 0), "{cost:?}");
+            scene.assert_holds(0..100, |page| page);
+            scene.assert_holds(100..101, |_| 70);
+            scene.assert_holds(101..PAGES, |page| page);
+        });
+    }
 }
 
 /// The entries of another mapping in the same table do not change.

@@ -7,7 +7,7 @@
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::addr::{PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Arch, Entry, EntryIndex, Level};
+use crate::arch::{Arch, Entry, EntryIndex, Level, Write};
 use crate::platform::Platform;
 use crate::stats::Counts;
 
@@ -107,6 +107,27 @@ impl<P: Platform> PageTable<'_, P> {
         }
         counts.entries_read += u64::from(P::Arch::CONTIG_ENTRIES);
         counts.entries_written += 2 * u64::from(P::Arch::CONTIG_ENTRIES);
+    }
+
+    /// Makes leaves of whole contiguous runs in `range`, whose table is locked, writable before
+    /// their writes, with one flush.
+    ///
+    /// A TLB must never find two entries of a run that differ, so no entry is valid from its break
+    /// to the end of the flush.
+    pub(crate) fn make_contig_writable(
+        &self,
+        entries: &[AtomicU64],
+        range: VirtRange,
+        counts: &mut Counts,
+    ) {
+        for word in entries {
+            word.fetch_and(!P::Arch::PRESENT, Ordering::Relaxed);
+        }
+        self.invalidate_now(range, Level::PTE, counts);
+        for word in entries {
+            let entry = Entry(word.load(Ordering::Relaxed) | P::Arch::PRESENT);
+            word.store(P::Arch::make_writable(entry, Write::Later).0, Ordering::Relaxed);
+        }
     }
 }
 

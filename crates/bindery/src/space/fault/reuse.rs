@@ -12,7 +12,8 @@
 //! under the same table lock. Its entry becomes writable but stays clean, since only a later write
 //! makes it dirty.
 //!
-//! A huge leaf becomes writable as a whole, under the single lock of its table.
+//! A huge leaf becomes writable as a whole, under the single lock of its table. So do the contiguous
+//! runs of a folio, whose entries must never differ: they are broken first, with one flush.
 //!
 //! # Excluded
 //! An entry whose first write must be recorded stays read-only: every entry in a VMA that has a
@@ -58,20 +59,26 @@ impl<P: Platform> Fault<'_, '_, P> {
         let index = P::Arch::PTE.index_of(self.page);
         let words = page_table.entries(found.table);
         // Checked without the lock, so that the other case, copy-on-write, pays for no lock here.
-        reusable_folio(memory, run::load(words, index), Level::PTE)?;
+        let entry = leaf::<P::Arch>(words, index);
+        reusable_folio(memory, entry, Level::PTE)?;
         if !page_table.try_lock_leaf_table(section, self.page, found) {
             return None;
         }
-        let written = self.reuse_locked(words, index);
-        page_table.unlock(found.table.frame());
-        let written = written?;
-        let counts = Counts {
+        let mut counts = Counts {
             entries_descended: u64::from(P::Arch::LEVELS) - 1,
-            entries_read: u64::from(written),
-            entries_written: u64::from(written),
             tables_locked: 1,
             ..Counts::default()
         };
+        let is_contig = P::Arch::is_contig(run::load(words, index));
+        let written = if is_contig {
+            self.reuse_contig_locked(words, index, &mut counts)
+        } else {
+            self.reuse_locked(words, index)
+        };
+        page_table.unlock(found.table.frame());
+        let written = written?;
+        counts.entries_read = u64::from(written);
+        counts.entries_written = u64::from(written);
         self.finish_reuse(section, &counts);
         Some(Resolved::MadeWritable)
     }
@@ -177,6 +184,42 @@ impl<P: Platform> Fault<'_, '_, P> {
         Some(written)
     }
 
+    /// As [`Fault::reuse_locked`], for a page in a contiguous run: all runs of its folio become
+    /// writable, with one flush for all of them.
+    #[inline(never)]
+    fn reuse_contig_locked(
+        &self,
+        words: &[AtomicU64],
+        index: EntryIndex,
+        counts: &mut Counts,
+    ) -> Option<u32> {
+        let entry = leaf::<P::Arch>(words, index);
+        let folio = reusable_folio(self.memory(), entry, Level::PTE)?;
+        let number = P::Arch::frame(entry).0 - folio.head.0;
+        let first = index.position().checked_sub(number as usize)?;
+        let entries = words.get(first..first + folio.pages() as usize)?;
+        let range = folio_range(self.vma, self.page, number, folio);
+        let head = P::Arch::frame(leaf::<P::Arch>(words, index - number));
+        let are_contig = entries.iter().all(|word| P::Arch::is_contig(load(word)));
+        if range.pages() != u64::from(folio.pages())
+            || head != folio.head
+            || !are_contig
+            || !P::Arch::are_leaves(entries, index - number, P::Arch::STEP, 0)
+        {
+            return None;
+        }
+        self.take_over(folio, OwnerMark::of(AnonGroup::as_owner(self.vma.group())));
+        self.page_table().make_contig_writable(entries, range, counts);
+        // The MMU may use any entry of the run for the write.
+        for index in index.align_down(P::Arch::CONTIG_ENTRIES).stretch(P::Arch::CONTIG_ENTRIES) {
+            let word = &words[index.position()];
+            P::Arch::replace_entry(word, load(word), |entry| {
+                P::Arch::make_writable(entry, Write::Now)
+            });
+        }
+        Some(folio.pages())
+    }
+
     /// Makes base pages after `index` writable. Returns the number of these pages.
     fn reuse_ahead(&self, words: &[AtomicU64], index: EntryIndex, owner: OwnerMark) -> u32 {
         let (before, after) = words.split_at(index.position());
@@ -210,7 +253,7 @@ fn reusable_folio<P: Platform>(
     entry: Entry,
     level: Level<P::Arch>,
 ) -> Option<Folio> {
-    if level.kind(entry) != Kind::Leaf || level == Level::PTE && P::Arch::is_contig(entry) {
+    if level.kind(entry) != Kind::Leaf {
         return None;
     }
     let attributes = P::Arch::attributes(entry);
@@ -221,6 +264,13 @@ fn reusable_folio<P: Platform>(
     let folio = memory.frames.folio_of(P::Arch::frame(entry))?;
     let handle = memory.frames.folio(folio);
     (handle.is_mapped_and_held(folio.pages(), 0) && handle.is_anonymous()).then_some(folio)
+}
+
+/// The entry at `index`, as that of a single page.
+#[inline(always)]
+fn leaf<A: Arch>(words: &[AtomicU64], index: EntryIndex) -> Entry {
+    let entry = run::load(words, index);
+    if A::is_contig(entry) { A::clear_contig(entry, index) } else { entry }
 }
 
 /// The leaves of a folio.
