@@ -28,6 +28,7 @@ const BOOT: Duration = Duration::from_secs(240);
 #[derive(Clone, Debug)]
 pub struct Bench {
     architecture: Architecture,
+    processors: u32,
     initramfs: Vec<u8>,
 }
 
@@ -63,13 +64,14 @@ pub struct Results {
 }
 
 impl Bench {
-    /// Builds all tests, and the initial content of the machines. `swap`: the modules of Linux's
-    /// swap device, in loading order.
+    /// Builds all tests, and the initial content of machines with `processors` CPUs. `swap`: the
+    /// modules of Linux's swap device, in loading order.
     ///
     /// # Errors
     /// If a compiler or BusyBox is missing, or a test does not compile.
     pub fn prepare(
         architecture: Architecture,
+        processors: u32,
         source: &Source,
         kernel: &kernel::Kernel,
         swap: &[PathBuf],
@@ -93,7 +95,7 @@ impl Bench {
             files.host_file(&format!("{}/{number}.ko", script::SWAP_MODULES), module)?;
         }
         files.file(SYMBOLS_PATH, PLAIN, kernel.symbols.as_str())?;
-        Ok(Self { architecture, initramfs: files.archive() })
+        Ok(Self { architecture, processors, initramfs: files.archive() })
     }
 
     /// Runs tests on our kernel, in one machine.
@@ -136,6 +138,7 @@ impl Bench {
         tests: &[&'static Test],
     ) -> Result<Results, Problem> {
         let mut machine = Machine::new(self.architecture, image);
+        machine.processors = self.processors;
         machine.memory = MEMORY;
         machine.initramfs = self.initramfs.clone();
         machine.command_line = command_line;

@@ -61,6 +61,7 @@ Exit status
 Examples
   bindery conformance                                     everything, less than an hour
   bindery conformance mremap_test --arch x86-64           one test, one architecture
+  bindery conformance --cpus 4 --arch x86-64              on machines with four CPUs
   bindery conformance --no-linux --json results.json      only Bindery's kernel
   bindery conformance cow --logs logs                     each test's output in a file";
 
@@ -75,6 +76,11 @@ pub struct Arguments {
     /// The architectures, separated by commas [default: all]
     #[arg(long, value_name = "ARCH", value_delimiter = ',')]
     arch: Vec<Architecture>,
+
+    /// The number of CPUs of each machine
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    cpus: u32,
 
     /// Do not run Linux: each case must pass
     #[arg(long)]
@@ -146,7 +152,8 @@ fn compare(
 ) -> Result<(Vec<Comparison>, json::ArchitectureResults, String), Problem> {
     let kernel = kernel::build(architecture)?;
     let (image, swap) = if arguments.no_linux { None } else { linux_to_run(architecture) }.unzip();
-    let bench = Bench::prepare(architecture, source, &kernel, &swap.unwrap_or_default())?;
+    let bench =
+        Bench::prepare(architecture, arguments.cpus, source, &kernel, &swap.unwrap_or_default())?;
     let progress = progress(architecture, tests.len() + usize::from(image.is_some()));
     let (ours, theirs) = thread::scope(|scope| {
         let linux = image.map(|image| {
