@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use bindery_cli::guest::packages::{PackageList, Sources};
+use bindery_cli::guest::programs::{CLibrary, Variant};
 use bindery_cli::guest::requirements::Requirement;
 use bindery_cli::guest::{Architecture, Problem, executable, process, programs, workspace};
 
@@ -49,6 +50,10 @@ pub fn build(
     match application.build {
         Build::Script => return Ok(None),
         Build::C => return programs::build(architecture, &source).map(Some),
+        Build::Glibc => {
+            let variant = Variant { library: CLibrary::Glibc, ..Variant::USUAL };
+            return programs::build_variant(architecture, &source, variant).map(Some);
+        }
         Build::Library { .. } | Build::Go | Build::QuickJs | Build::Redis => {}
     }
     let place = workspace::target("programs")?.join(architecture.directory()).join("applications");
@@ -68,7 +73,7 @@ pub fn build(
         Build::Go => go(architecture, &source, &program)?,
         Build::QuickJs => quickjs(architecture, &source, &program)?,
         Build::Redis => redis(architecture, &source, aside.path(), &program)?,
-        Build::Script | Build::C => {}
+        Build::Script | Build::C | Build::Glibc => {}
     }
     executable::read_static(&program)?;
     fs::rename(&program, &built).map_err(|error| Problem::io("write", &built, &error))?;

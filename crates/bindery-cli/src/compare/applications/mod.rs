@@ -40,6 +40,9 @@ The applications
   quickjs   QuickJS: objects, maps, typed arrays, big integers.
   trees     Go: goroutines, trees, maps, and its collector.
   redis     Redis: a snapshot (BGSAVE, a fork) while all keys change, and the snapshot loaded.
+  connections
+            SQLite: four connections in threads, a database for each and one for all.
+  malloc    glibc's allocator: four threads that resize blocks and pass them on.
 
 The machines
   Each application runs three times: on Bindery's kernel with much memory, on the same kernel with
@@ -58,6 +61,7 @@ Exit status
 Examples
   bindery compare applications                               everything, some minutes
   bindery compare applications sqlite redis --arch x86-64
+  bindery compare applications trees --cpus 4                goroutines on four CPUs
   bindery compare applications sort --no-linux               with the recorded answer of Linux";
 
 /// Run programs in memory that is too small for them, and compare their answers with Linux's
@@ -72,6 +76,11 @@ pub struct Arguments {
     /// The architectures, separated by commas [default: all]
     #[arg(long, value_name = "ARCH", value_delimiter = ',')]
     arch: Vec<Architecture>,
+
+    /// The number of CPUs of each machine
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=64))]
+    cpus: u32,
 
     /// Do not run Linux: compare with its recorded answers
     #[arg(long)]
@@ -110,6 +119,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
         let linux = working_set::linux(arguments.no_linux, architecture)?;
         let bench = Bench {
             architecture,
+            processors: arguments.cpus,
             busybox: busybox::program(architecture)?,
             runner: build::runner(architecture)?,
             bindery: ours(architecture)?,
@@ -133,6 +143,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
 /// The common parts of all machines of one architecture.
 struct Bench {
     architecture: Architecture,
+    processors: u32,
     busybox: PathBuf,
     runner: PathBuf,
     bindery: Kernel,
@@ -190,6 +201,7 @@ impl Bench {
         let last = machine.initramfs.iter().rposition(|byte| *byte != 0).unwrap_or(0);
         let end = (last + 2).next_multiple_of(CPIO_ALIGNMENT);
         machine.initramfs.truncate(end);
+        machine.processors = self.processors;
         machine.memory = memory;
         machine.clock = Clock::Host;
         machine.timeout = Some(TIMEOUT);

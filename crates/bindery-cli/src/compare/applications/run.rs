@@ -29,7 +29,12 @@ pub struct Told {
 pub fn script(application: &Application) -> String {
     let program = match application.build {
         Build::Script => format!("$box sh /{}", application.source()),
-        Build::C | Build::Library { .. } | Build::Go | Build::QuickJs | Build::Redis => {
+        Build::C
+        | Build::Glibc
+        | Build::Library { .. }
+        | Build::Go
+        | Build::QuickJs
+        | Build::Redis => {
             format!("/bin/{}", application.name)
         }
     };

@@ -8,6 +8,8 @@ pub enum Build {
     Script,
     /// A single C file.
     C,
+    /// A single C file, with glibc.
+    Glibc,
     /// A C file, with a static library from one of Debian's packages.
     Library {
         /// The package.
@@ -54,14 +56,14 @@ impl Application {
         let ending = match self.build {
             Build::Script => "sh",
             Build::Go => "go",
-            Build::C | Build::Library { .. } | Build::QuickJs | Build::Redis => "c",
+            Build::C | Build::Glibc | Build::Library { .. } | Build::QuickJs | Build::Redis => "c",
         };
         format!("{}.{ending}", self.name)
     }
 }
 
 /// All applications, in display order.
-pub static APPLICATIONS: [Application; 7] = [
+pub static APPLICATIONS: [Application; 9] = [
     Application {
         name: "sort",
         build: Build::Script,
@@ -117,5 +119,21 @@ pub static APPLICATIONS: [Application; 7] = [
         arguments: &["40000"],
         memory: 44,
         answer: "ae0de8a22610f99c",
+    },
+    Application {
+        name: "connections",
+        build: Build::Library { package: "libsqlite3-dev", file: "libsqlite3.a" },
+        reads: None,
+        arguments: &["9000", "4"],
+        memory: 32,
+        answer: "aecd3d8372f9735d",
+    },
+    Application {
+        name: "malloc",
+        build: Build::Glibc,
+        reads: None,
+        arguments: &["150000", "4"],
+        memory: 32,
+        answer: "3ec0d1bd0797fe3c",
     },
 ];
