@@ -50,6 +50,7 @@ static void write_runs(void) {
             chunk[at].key = key_of(run * RECORDS + at);
         qsort(chunk, RECORDS, sizeof chunk[0], by_key);
         write_all(file, chunk, sizeof chunk);
+        test_arm_watchdog();
     }
     EQUAL(fsync(file), 0, "the runs are stored");
     close(file);
@@ -75,6 +76,7 @@ static void merge_runs(void) {
         }
         if (in_chunk == RECORDS) {
             write_all(to, chunk, sizeof chunk);
+            test_arm_watchdog();
             in_chunk = 0;
         }
     }
@@ -118,6 +120,7 @@ int main(void) {
     if (access("/disk/sorted", F_OK) != 0) {
         write_runs();
         merge_runs();
+        test_arm_watchdog();
     }
     check_sorted();
     int status;

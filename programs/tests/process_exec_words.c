@@ -27,8 +27,9 @@ static int fill(void) {
     for (; made < PAIRS; made++) {
         if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pairs[made]) < 0)
             return made;
-        for (int end = 0; end < 2; end++)
-            while (write(pairs[made][end], message, sizeof message) > 0)
+        // Short ones, too: a large one may be refused while some memory is left.
+        for (int end = 0; end < 4; end++)
+            while (write(pairs[made][end % 2], message, end < 2 ? sizeof message : 400) > 0)
                 ;
     }
     return made;

@@ -61,8 +61,12 @@ static struct uf_message change(void *(*what)(void *), void *argument, pthread_t
     NEED(poll(&polled, 1, 5000) == 1);
     EQUAL(uf_copy(fd, memory + 60 * PAGE, page_of_ones, PAGE, 0), -EAGAIN, "copy: while memory changes");
     EQUAL(uf_zero(fd, memory + 60 * PAGE, PAGE, 0), -EAGAIN, "zeropage: while memory changes");
-    if (what == discard)
+    if (what == discard) {
+        // On another CPU, the thread may still be on its way from the message to its sleep.
+        while (!waits_for_good(number))
+            sched_yield();
         CHECK(waits_for_good(number), "/proc of a thread that waits for a reader");
+    }
     if (what == fork_once) {
         // Without a descriptor for the child's, the message stays.
         struct rlimit limit, none;

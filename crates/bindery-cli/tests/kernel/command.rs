@@ -9,6 +9,7 @@ use bindery_cli::guest::requirements::Requirement;
 use libtest_mimic::{Completion, Failed, Trial};
 
 use crate::guest::is_required;
+use crate::options;
 
 /// The expected result of a command.
 pub struct Expected {
@@ -248,6 +249,9 @@ fn application(architecture: Architecture, name: &str) -> Result<Completion, Fai
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_bindery"));
     command.args(["compare", "applications", name, "--no-linux", "--arch", architecture.name()]);
+    if let Some(processors) = options::processors() {
+        command.args(["--cpus", &processors.to_string()]);
+    }
     let Output { status, stdout, stderr } = command.output()?;
     if status.success() {
         return Ok(Completion::Completed);
@@ -284,9 +288,11 @@ pub fn run(
         return Ok(ignored);
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_bindery"));
-    command.args(["run", "--arch", architecture.name()]).args(arguments);
+    command.args(["run", "--arch", architecture.name()]);
+    command.args(options::of_run(architecture, arguments)).args(arguments);
     let Output { status, stdout, stderr } = command.output()?;
     let (output, messages) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    let output = options::expected(architecture, arguments, &output);
     let right = status.code() == Some(expected.status)
         && expected.output.is_none_or(|expected| output == expected)
         && messages.contains(expected.message);

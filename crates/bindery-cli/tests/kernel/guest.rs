@@ -15,6 +15,8 @@ use bindery_cli::guest::requirements::Requirement;
 use bindery_cli::guest::{Architecture, Problem, busybox, programs};
 use libtest_mimic::{Completion, Failed};
 
+use crate::options;
+
 /// The number of the console's last lines in a failure's message.
 const LINES_SHOWN: usize = 60;
 
@@ -50,7 +52,12 @@ pub fn trial(
     program: &Program,
     directives: &Directives,
 ) -> Result<Completion, Failed> {
-    match run(architecture, program, directives) {
+    let (Program::C(source) | Program::Script(source)) = program;
+    let directives = options::applied(architecture, &stem(source), directives);
+    if options::leave_out(&directives) {
+        return Ok(Completion::ignored_with(options::COUNTS_INSTRUCTIONS));
+    }
+    match run(architecture, program, &directives) {
         Ok(()) => Ok(Completion::Completed),
         Err(Trouble::Missing(why)) if !is_required() => Ok(Completion::ignored_with(why)),
         Err(Trouble::Missing(why) | Trouble::Failed(why)) => Err(Failed::from(why)),

@@ -5,11 +5,13 @@
 //!
 //! If QEMU or a compiler is missing, trials are ignored, and the reason is shown. With
 //! `BINDERY_REQUIRE_KERNEL=1` in the environment they fail instead. One trial runs per CPU of the
-//! host, each on a machine of its own.
+//! host, each on a machine of its own. `options.rs` lists variables of the environment that change all
+//! machines.
 
 mod command;
 mod damaged_disk;
 mod guest;
+mod options;
 mod terminal;
 mod trials;
 

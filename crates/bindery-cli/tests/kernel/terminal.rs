@@ -16,6 +16,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 
 use crate::guest::is_required;
+use crate::options;
 
 /// The time that a machine may take for each request.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -129,7 +130,8 @@ impl Session {
         let size = Winsize { ws_row: 31, ws_col: 117, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&terminal, size)?;
         let mut command = Command::new(env!("CARGO_BIN_EXE_bindery"));
-        command.args(["run", "--arch", architecture.name(), "busybox", "sh", "-c", script]);
+        command.args(["run", "--arch", architecture.name()]);
+        command.args(options::of_run(architecture, &[])).args(["busybox", "sh", "-c", script]);
         command.stdin(terminal.try_clone()?).stdout(terminal.try_clone()?);
         let child = command.stderr(terminal.try_clone()?).spawn()?;
         drop(command);

@@ -34,10 +34,14 @@ const WORKLOADS: [(&str, &[&str]); 12] = [
 
 /// The programs that are also run on a machine with more CPUs, whose number is their argument: the
 /// names of these trials, and the number.
-const ON_MORE_PROCESSORS: [(&str, &str, u32); 5] = [
+const ON_MORE_PROCESSORS: [(&str, &str, u32); 9] = [
     ("cpus_faults", "cpus_faults_on_four", 4),
+    ("cpus_fork", "cpus_fork_on_four", 4),
     ("cpus_memory", "cpus_memory_on_four", 4),
+    ("cpus_oom", "cpus_oom_on_four", 4),
     ("cpus_processes", "cpus_processes_on_four", 4),
+    ("cpus_swap", "cpus_swap_on_four", 4),
+    ("cpus_userfault", "cpus_userfault_on_four", 4),
     ("sys_cpu", "two_processors_listed", 2),
     ("threads", "two_processors", 2),
 ];
