@@ -31,6 +31,8 @@ pub struct Config {
     pub protection_keys: u8,
     /// The value of [`Platform::branch_target_identification`]: false by default.
     pub branch_target_identification: bool,
+    /// The value of [`Platform::page_based_memory_types`]: true by default.
+    pub page_based_memory_types: bool,
     /// A control bit that has the wrong value; none by default.
     pub broken: Option<BrokenControl>,
     /// The behavior of instruction fetches; coherent by default.
@@ -63,6 +65,7 @@ impl Default for Config {
             seed: 0,
             protection_keys: 1,
             branch_target_identification: false,
+            page_based_memory_types: true,
             broken: None,
             instructions: InstructionCache::Coherent,
             park_limit: Duration::from_secs(30),

@@ -67,6 +67,7 @@ pub(crate) struct Shared<A: Walk> {
     seed: u64,
     protection_keys: u8,
     branch_target_identification: bool,
+    page_based_memory_types: bool,
     broken: Option<BrokenControl>,
     /// Calls of [`Platform::out_of_memory`].
     ran_out: AtomicU64,
@@ -103,6 +104,7 @@ impl<A: Walk> Machine<A> {
             seed,
             protection_keys: config.protection_keys,
             branch_target_identification: config.branch_target_identification,
+            page_based_memory_types: config.page_based_memory_types,
             broken: config.broken,
             ran_out: AtomicU64::new(0),
             instructions: Instructions::new(config.instructions),
@@ -431,6 +433,10 @@ unsafe impl<A: Walk> Platform for Machine<A> {
 
     fn branch_target_identification(&self) -> bool {
         self.shared.branch_target_identification
+    }
+
+    fn page_based_memory_types(&self) -> bool {
+        self.shared.page_based_memory_types
     }
 
     #[inline]

@@ -122,6 +122,11 @@ macro_rules! pass_on {
             ::bindery::Platform::branch_target_identification(&self.$to)
         }
     };
+    (@ $to:tt page_based_memory_types) => {
+        fn page_based_memory_types(&self) -> bool {
+            ::bindery::Platform::page_based_memory_types(&self.$to)
+        }
+    };
     (@ $to:tt fatal_signal) => {
         fn fatal_signal(&self) -> bool {
             ::bindery::Platform::fatal_signal(&self.$to)

@@ -357,6 +357,14 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
         false
     }
 
+    /// Whether entries may select a memory type other than [`crate::arch::MemoryType::Normal`]
+    /// (RISC-V: Svpbmt with `menvcfg.PBMTE` set; without it, loads through such an entry fault
+    /// forever, and the machine's physical memory attributes alone decide). It never changes. If
+    /// it is false, frame objects and kernel mappings with another type are refused.
+    fn page_based_memory_types(&self) -> bool {
+        true
+    }
+
     /// A table whose upper half every new root copies, so that the kernel is mapped in every
     /// address space. `None` if kernel and user have separate roots (AArch64) or the kernel is not
     /// mapped at all (a hosted machine).

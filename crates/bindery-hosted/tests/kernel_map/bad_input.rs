@@ -4,16 +4,17 @@
 use bindery::addr::{Frame, PAGE_SIZE, PhysAddr, VirtAddr, VirtRange};
 use bindery::arch::{MemoryType, Permissions, Riscv64, Tiny};
 use bindery::{
-    AreaKind, Errno, KernelArea, KernelMap, KernelMapError as Problem, Memory, Reach, UnmapTime,
-    VmallocOptions, VmapOptions,
+    AreaKind, Errno, Error, KernelArea, KernelMap, KernelMapError as Problem, Memory, Reach,
+    UnmapTime, VmallocOptions, VmapOptions,
 };
-use bindery_hosted::{Machine, Walk};
+use bindery_hosted::{Config, Machine, Walk};
 
 use crate::support::areas::Areas;
+use crate::support::devices::{DEVICE, Driver};
 use crate::support::kernel::{
     self, arena, audit, frames, map, map_with, pages, picture, scattered, translate,
 };
-use crate::support::{GIB, MIB, strict};
+use crate::support::{GIB, MIB, memory_with, strict};
 
 on_every_architecture! {
     other_addresses_than_starts_are_refused => addresses;
@@ -397,6 +398,24 @@ fn an_unknown_type_of_memory_is_refused() {
         let list = [frames(0x8_0000, 4)];
         refused(map, Problem::NoSuchMemoryType, || map.vmap_ranges(&list, &options));
     });
+}
+
+/// Without Svpbmt, the physical memory attributes decide, and the bits of a type are reserved.
+#[test]
+fn a_machine_without_types_takes_only_normal() {
+    let config = Config { page_based_memory_types: false, ..Config::default() };
+    let (machine, memory) = memory_with::<Riscv64<3>>(config);
+    let map = map(&memory);
+    let from = PhysAddr(12 * GIB);
+    let frames = Driver::of(&[(0, DEVICE, 16)]);
+    for memory_type in MemoryType::ALL {
+        let is_taken = memory_type == MemoryType::Normal;
+        let mapped = map.ioremap(from, MIB, memory_type).map(drop);
+        assert_eq!(mapped, if is_taken { Ok(()) } else { Err(Problem::NoSuchMemoryType) });
+        let object = memory.frame_object(&frames, MIB, memory_type).map(drop);
+        assert_eq!(object, if is_taken { Ok(()) } else { Err(Error::Invalid) });
+    }
+    audit(&machine, &memory, &[&map]);
 }
 
 #[test]

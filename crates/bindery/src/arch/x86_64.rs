@@ -397,5 +397,12 @@ mod tests {
         for entry in [marker, A::encode_absent(swap)] {
             assert!(entry.0 & FRAME_MASK >= 1 << 44);
         }
+        // An entry without access names the inverse of its frame. A processor whose cache has
+        // addresses of 44 bits takes that for memory below 2^43 only if the frame lies above.
+        for frame in [0, 1, 0x1234_5678, (1 << 31) - 1] {
+            let entry = A::encode_prot_none(Frame(frame), Attributes::default());
+            assert!(entry.0 & FRAME_MASK >= 1 << 44, "{frame:#x}");
+            assert!(entry.0 & 1 << 43 != 0, "{frame:#x}");
+        }
     }
 }

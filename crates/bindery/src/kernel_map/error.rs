@@ -37,7 +37,8 @@ pub enum KernelMapError {
     BadFrames,
     /// The permissions allow no access, or user mode, or execution of device memory.
     BadPermissions,
-    /// The architecture lacks this memory type.
+    /// The architecture or the machine lacks this memory type
+    /// ([`crate::Platform::page_based_memory_types`]).
     NoSuchMemoryType,
     /// Physical memory ran out.
     OutOfMemory,
@@ -126,7 +127,7 @@ impl fmt::Display for KernelMapError {
             Self::BadPermissions => {
                 write!(f, "the permissions allow no access, or access from user mode")
             }
-            Self::NoSuchMemoryType => write!(f, "the architecture has no such type of memory"),
+            Self::NoSuchMemoryType => write!(f, "the machine has no such type of memory"),
             Self::OutOfMemory => write!(f, "physical memory has run out"),
             Self::OutOfAddresses => write!(f, "the kernel's addresses have run out"),
             Self::Occupied(at) => write!(f, "{at} is mapped already"),

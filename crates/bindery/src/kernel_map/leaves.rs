@@ -37,7 +37,7 @@ impl<A: Arch> Leaves<A> {
             return Err(KernelMapError::BadPermissions);
         }
         check_executable(permissions, memory)?;
-        let memory = A::memory_type(memory).ok_or(KernelMapError::NoSuchMemoryType)?;
+        let memory = map.memory.memory_type_bits(memory).ok_or(KernelMapError::NoSuchMemoryType)?;
         let single = pieces == Pieces::Base || map.reach.is_page();
         let (largest, largest_contig) =
             if single { (Level::PTE, Level::NONE) } else { (map.largest_leaf, map.largest_contig) };

@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 
 use crate::addr::{Frame, Order, PAGE_SIZE};
-use crate::arch::Arch;
+use crate::arch::{Arch, MemoryType};
 use crate::commit::CommitState;
 use crate::deferred::{self, Deferral};
 use crate::effort::EffortSetting;
@@ -86,8 +86,8 @@ pub struct Memory<P: Platform> {
     file_policy: FolioPolicy,
     commit: CommitState,
     dirty_limit: DirtyLimit,
-    /// Held while pages move between the global commitment and the credit of a CPU. On its own cache
-    /// lines, because each fault reads the fields beside it.
+    /// Held while pages move between the global commitment and the credit of a CPU. On its own
+    /// cache lines, because each fault reads the fields beside it.
     credit_lock: CachePadded<Mutex<P::SpinLock, ()>>,
     fault_reserve: AtomicU64,
     watermarks: Watermarks,
@@ -262,8 +262,8 @@ impl<P: Platform> Memory<P> {
     /// embedder should wake its reclaimer. An embedder checks this after a fault or a call, or by a
     /// timer.
     ///
-    /// Context: any. Complexity: constant unless memory is short or other CPUs keep many free frames;
-    /// then linear in the CPUs that were ever online.
+    /// Context: any. Complexity: constant unless memory is short or other CPUs keep many free
+    /// frames; then linear in the CPUs that were ever online.
     pub fn is_short(&self) -> bool {
         !self.frames.has_free_frames(self.watermarks.low().max(self.enough_free_frames()))
     }
@@ -337,6 +337,14 @@ impl<P: Platform> Memory<P> {
         // other accesses to the bytes are atomic (the caller's obligation 1), and the frame remains
         // a table (its obligation 2).
         unsafe { core::slice::from_raw_parts(arena.as_ptr(), P::Arch::ENTRIES as usize) }
+    }
+
+    /// The bits of an entry that select a memory type; `None` if the architecture or the machine
+    /// has no such type.
+    pub(crate) fn memory_type_bits(&self, memory: MemoryType) -> Option<u64> {
+        let is_selectable =
+            memory == MemoryType::Normal || self.platform().page_based_memory_types();
+        P::Arch::memory_type(memory).filter(|_| is_selectable)
     }
 
     /// The key for the tower heights of a new list of areas. It depends only on the platform's seed

@@ -9,7 +9,7 @@
 
 use crate::Memory;
 use crate::addr::{Frame, PAGE_SHIFT, PageRange};
-use crate::arch::{Arch, MemoryType};
+use crate::arch::MemoryType;
 use crate::error::Error;
 use crate::frame::FrameRange;
 use crate::platform::Platform;
@@ -209,7 +209,8 @@ impl<P: Platform> Memory<P> {
     /// Context: may sleep.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the architecture has no such memory type; [`Error::TooLarge`] above
+    /// [`Error::Invalid`] if the architecture or the machine
+    /// ([`Platform::page_based_memory_types`]) has no such memory type; [`Error::TooLarge`] above
     /// 2^63 - 1 bytes; [`Error::OutOfMemory`].
     pub fn frame_object<'m>(
         &'m self,
@@ -227,7 +228,7 @@ fn new_object<'m, P: Platform>(
     size: u64,
     memory_type: MemoryType,
 ) -> Result<Object<'m, P>, Error> {
-    if P::Arch::memory_type(memory_type).is_none() {
+    if memory.memory_type_bits(memory_type).is_none() {
         return Err(Error::Invalid);
     }
     // SAFETY: 1. the source is lent for 'm, the lifetime of all holders and of the last release.
