@@ -59,6 +59,23 @@ fn a_reader_in_order_gets_windows_that_grow() {
 }
 
 #[test]
+fn a_window_shrinks_with_the_pages_behind_it() {
+    let after_eviction = |kept: u64| {
+        requests(|_, file| {
+            // Requests of 1, 4, 8, 16 and 32 pages.
+            read(file, 0..61);
+            let evicted = 61 - kept;
+            assert_eq!(file.evict(0, evicted * PAGE), evicted);
+            read(file, 61..62);
+        })
+    };
+    assert_eq!(after_eviction(61), (6, 61 + 32), "none is evicted");
+    assert_eq!(after_eviction(8), (6, 61 + 16));
+    assert_eq!(after_eviction(4), (6, 61 + 8));
+    assert_eq!(after_eviction(0), (6, 61 + 1), "the reader may be a random one");
+}
+
+#[test]
 fn a_reader_that_jumps_reads_nothing_ahead() {
     // No page's predecessor is in memory.
     assert_eq!(requests(|_, file| read(file, at_random().take(256))), (256, 256));
