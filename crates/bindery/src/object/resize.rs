@@ -81,7 +81,7 @@ impl<'m, P: Platform> Object<'m, P> {
             if bytes < old {
                 object.seals.forbid(Seals::SHRINK)?;
             }
-            self.bring_in_cut([bytes, bytes])?;
+            bring_in_cut(self, [bytes, bytes])?;
             self.cut(old, bytes)?;
             Ok(())
         })
@@ -170,54 +170,13 @@ impl<'m, P: Platform> Object<'m, P> {
         let (memory, object) = (self.memory, self.state());
         object.seals.forbid_writing()?;
         if object.is_file() {
-            return self.punch_file(offset, end.min(object.size()));
+            return punch_file(self, offset, end.min(object.size()));
         }
-        self.bring_in_cut([offset, end])?;
+        bring_in_cut(self, [offset, end])?;
         object
             .invalidate_lock
             .with_write(memory.platform(), |proof| self.punch(offset, end, proof));
         Ok(())
-    }
-
-    /// Swaps in pages that are cut in two and will be partly zeroed. The changes are held, so the
-    /// pages stay; during a wait, the waiting thread holds both of them.
-    ///
-    /// # Errors
-    /// The errors of [`swap_in`]. Nothing has changed.
-    fn bring_in_cut(&self, cuts: [u64; 2]) -> Result<(), Stop> {
-        let (memory, object) = (self.memory, self.state());
-        for cut in cuts.into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE)) {
-            let page = cut >> PAGE_SHIFT;
-            while object.pages.swapped() > 0
-                && swap_in(memory, object, page, Orders::PAGE)? != Swapped::No
-            {}
-        }
-        Ok(())
-    }
-
-    /// The changes are held, and the pager is storing none of the pages.
-    fn punch_file(&self, offset: u64, end: u64) -> Result<(), Stop> {
-        let (memory, object) = (self.memory, self.state());
-        let Some((pager, file)) = object.file().filter(|_| offset < end) else { return Ok(()) };
-        // At the end of the file, the rest of the last page is already zero.
-        let end = if end == object.size() { end.next_multiple_of(PAGE_SIZE) } else { end };
-        let cuts = [offset, end].into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE));
-        // A page that is partly zeroed must be present, so that the rest of it is saved with it.
-        for page in cuts.clone().map(|cut| cut >> PAGE_SHIFT) {
-            demand(memory, object, page, &Wanted::one(Orders::default(), object.size_in_pages()))?;
-        }
-        let (first, after) = (pages_of(offset), end >> PAGE_SHIFT);
-        if first < after {
-            wait_for_faults(memory, object);
-            pager.discard(file, first, after - first).map_err(Failure::from)?;
-        }
-        object.invalidate_lock.with_write(memory.platform(), |proof| {
-            for page in cuts.map(|cut| cut >> PAGE_SHIFT) {
-                pages::mark_dirty(memory, object, page, 1)?;
-            }
-            self.punch(offset, end, proof);
-            Ok(())
-        })
     }
 
     /// Drops the whole pages from `offset` to `end` and zeroes the partial ones.
@@ -260,72 +219,9 @@ impl<'m, P: Platform> Object<'m, P> {
         if !object.is_shared_memory() || object.is_secret() {
             return Err(Error::NotSupported);
         }
-        let allocated = memory.retry_for_content(|| self.allocate_once(offset, end, growth));
+        let allocated = memory.retry_for_content(|| allocate_once(self, offset, end, growth));
         crate::deferred::free_some(memory);
         allocated
-    }
-
-    fn allocate_once(&self, offset: u64, end: u64, growth: Growth) -> Result<(), Failure> {
-        let (memory, object) = (self.memory, self.state());
-        let range = PageRange { first: offset >> PAGE_SHIFT, end: pages_of(end) };
-        self.change_pages(range, Reads::Stay, || {
-            let grows = end > object.size();
-            if grows {
-                object.seals.forbid(Seals::GROW)?;
-            }
-            let grows = grows && growth == Growth::Allowed;
-            if grows {
-                object.before_growth(memory, end)?;
-            }
-            let allocated = self.allocate_pages(offset >> PAGE_SHIFT, pages_of(end));
-            if grows {
-                if allocated.is_ok() {
-                    object.set_size(end);
-                }
-                object.after_growth(memory, end);
-            }
-            allocated
-        })
-    }
-
-    fn allocate_pages(&self, first: u64, end: u64) -> Result<(), Stop> {
-        let (memory, object) = (self.memory, self.state());
-        let orders = object.orders(memory, MappingFlags::empty());
-        let limit = end.max(object.size_in_pages());
-        let (reserve, purpose) = (memory.fault_reserve(), FetchPurpose::Change);
-        let wanted = Wanted { reserve, purpose, ..Wanted::one(orders, limit) };
-        if object.quota().is_some_and(|quota| end.saturating_sub(first) > quota.limit()) {
-            // Fails early if the range can never fit.
-            return Err(Error::NoSpace.into());
-        }
-        let (mut page, mut piece) = (first, DropPiece::first_of(memory));
-        let mut is_own = false;
-        while page < end {
-            // The changes are held, so no page is dropped during the loop.
-            let (found, count) = pages::run_at(memory, object, page, end - page);
-            if let Some(frame) = found {
-                let run = IndexRun { page, frame, count: u32::try_from(count).unwrap_or(u32::MAX) };
-                if !core::mem::take(&mut is_own) && !object.is_file() {
-                    // This page was reserved before. Marked dirty, it stays if this call fails.
-                    // Pages of shared memory are never being stored.
-                    let _ = mark_run_dirty(memory, object, run);
-                }
-                page += count;
-                piece.add(run.count);
-                continue;
-            }
-            let obtained = interrupt::check(memory.platform())
-                .map_err(Stop::from)
-                .and_then(|()| obtain(memory, object, page, &wanted));
-            if let Err(stop) = obtained {
-                object.invalidate_lock.with_write(memory.platform(), |proof| {
-                    pages::drop_untouched(memory, object, first, page, proof);
-                });
-                return Err(stop);
-            }
-            is_own = true;
-        }
-        Ok(())
     }
 }
 
@@ -348,4 +244,113 @@ fn end_of(offset: u64, length: u64) -> Result<u64, Error> {
     }
     let end = offset + length;
     if end > MAX_SIZE { Err(Error::TooLarge) } else { Ok(end) }
+}
+
+/// Swaps in pages that are cut in two and will be partly zeroed. The changes are held, so the
+/// pages stay; during a wait, the waiting thread holds both of them.
+///
+/// # Errors
+/// The errors of [`swap_in`]. Nothing has changed.
+fn bring_in_cut<P: Platform>(handle: &Object<'_, P>, cuts: [u64; 2]) -> Result<(), Stop> {
+    let (memory, object) = (handle.memory, handle.state());
+    for cut in cuts.into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE)) {
+        let page = cut >> PAGE_SHIFT;
+        while object.pages.swapped() > 0
+            && swap_in(memory, object, page, Orders::PAGE)? != Swapped::No
+        {}
+    }
+    Ok(())
+}
+
+/// The changes are held, and the pager is storing none of the pages.
+fn punch_file<P: Platform>(handle: &Object<'_, P>, offset: u64, end: u64) -> Result<(), Stop> {
+    let (memory, object) = (handle.memory, handle.state());
+    let Some((pager, file)) = object.file().filter(|_| offset < end) else { return Ok(()) };
+    // At the end of the file, the rest of the last page is already zero.
+    let end = if end == object.size() { end.next_multiple_of(PAGE_SIZE) } else { end };
+    let cuts = [offset, end].into_iter().filter(|cut| !cut.is_multiple_of(PAGE_SIZE));
+    // A page that is partly zeroed must be present, so that the rest of it is saved with it.
+    for page in cuts.clone().map(|cut| cut >> PAGE_SHIFT) {
+        demand(memory, object, page, &Wanted::one(Orders::default(), object.size_in_pages()))?;
+    }
+    let (first, after) = (pages_of(offset), end >> PAGE_SHIFT);
+    if first < after {
+        wait_for_faults(memory, object);
+        pager.discard(file, first, after - first).map_err(Failure::from)?;
+    }
+    object.invalidate_lock.with_write(memory.platform(), |proof| {
+        for page in cuts.map(|cut| cut >> PAGE_SHIFT) {
+            pages::mark_dirty(memory, object, page, 1)?;
+        }
+        handle.punch(offset, end, proof);
+        Ok(())
+    })
+}
+
+fn allocate_once<P: Platform>(
+    handle: &Object<'_, P>,
+    offset: u64,
+    end: u64,
+    growth: Growth,
+) -> Result<(), Failure> {
+    let (memory, object) = (handle.memory, handle.state());
+    let range = PageRange { first: offset >> PAGE_SHIFT, end: pages_of(end) };
+    handle.change_pages(range, Reads::Stay, || {
+        let grows = end > object.size();
+        if grows {
+            object.seals.forbid(Seals::GROW)?;
+        }
+        let grows = grows && growth == Growth::Allowed;
+        if grows {
+            object.before_growth(memory, end)?;
+        }
+        let allocated = allocate_pages(handle, offset >> PAGE_SHIFT, pages_of(end));
+        if grows {
+            if allocated.is_ok() {
+                object.set_size(end);
+            }
+            object.after_growth(memory, end);
+        }
+        allocated
+    })
+}
+
+fn allocate_pages<P: Platform>(handle: &Object<'_, P>, first: u64, end: u64) -> Result<(), Stop> {
+    let (memory, object) = (handle.memory, handle.state());
+    let orders = object.orders(memory, MappingFlags::empty());
+    let limit = end.max(object.size_in_pages());
+    let (reserve, purpose) = (memory.fault_reserve(), FetchPurpose::Change);
+    let wanted = Wanted { reserve, purpose, ..Wanted::one(orders, limit) };
+    if object.quota().is_some_and(|quota| end.saturating_sub(first) > quota.limit()) {
+        // Fails early if the range can never fit.
+        return Err(Error::NoSpace.into());
+    }
+    let (mut page, mut piece) = (first, DropPiece::first_of(memory));
+    let mut is_own = false;
+    while page < end {
+        // The changes are held, so no page is dropped during the loop.
+        let (found, count) = pages::run_at(memory, object, page, end - page);
+        if let Some(frame) = found {
+            let run = IndexRun { page, frame, count: u32::try_from(count).unwrap_or(u32::MAX) };
+            if !core::mem::take(&mut is_own) && !object.is_file() {
+                // This page was reserved before. Marked dirty, it stays if this call fails.
+                // Pages of shared memory are never being stored.
+                let _ = mark_run_dirty(memory, object, run);
+            }
+            page += count;
+            piece.add(run.count);
+            continue;
+        }
+        let obtained = interrupt::check(memory.platform())
+            .map_err(Stop::from)
+            .and_then(|()| obtain(memory, object, page, &wanted));
+        if let Err(stop) = obtained {
+            object.invalidate_lock.with_write(memory.platform(), |proof| {
+                pages::drop_untouched(memory, object, first, page, proof);
+            });
+            return Err(stop);
+        }
+        is_own = true;
+    }
+    Ok(())
 }

@@ -53,19 +53,33 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         page: u64,
         flags: MapFlags,
     ) -> Result<Populate, Error> {
-        let (start, length) = (start.align_down(PAGE_SIZE), length & !(PAGE_SIZE - 1));
-        let range = VirtRange::from_len(start, length).ok_or(Error::Invalid)?;
-        if range.is_empty() {
-            return Err(Error::Invalid);
-        }
-        page.checked_add(range.pages()).ok_or(Error::Invalid)?;
-        let now = self.operate_with_reclaim(|op| remap(op, range, page))?;
-        if flags.contains(MapFlags::POPULATE) || now & LOCKS == MappingFlags::LOCKED {
-            // The mapping exists, so the call succeeds even if the population fails, as on Linux.
-            return Ok(Populate::as_possible(range));
-        }
-        Ok(Populate::default())
+        begin(self, pages_of(start, length, page)?, page, flags)
     }
+}
+
+/// The pages that the call replaces; from `page` on, an object has numbers for as many.
+fn pages_of(start: VirtAddr, length: u64, page: u64) -> Result<VirtRange, Error> {
+    let (start, length) = (start.align_down(PAGE_SIZE), length & !(PAGE_SIZE - 1));
+    let range = VirtRange::from_len(start, length).ok_or(Error::Invalid)?;
+    if range.is_empty() {
+        return Err(Error::Invalid);
+    }
+    page.checked_add(range.pages()).ok_or(Error::Invalid)?;
+    Ok(range)
+}
+
+fn begin<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    range: VirtRange,
+    page: u64,
+    flags: MapFlags,
+) -> Result<Populate, Error> {
+    let now = space.operate_with_reclaim(|op| remap(op, range, page))?;
+    if flags.contains(MapFlags::POPULATE) || now & LOCKS == MappingFlags::LOCKED {
+        // The mapping exists, so the call succeeds even if the population fails, as on Linux.
+        return Ok(Populate::as_possible(range));
+    }
+    Ok(Populate::default())
 }
 
 /// Replaces the mapping. Returns the flags of the new mapping. A failure changes nothing.

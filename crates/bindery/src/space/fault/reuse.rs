@@ -12,8 +12,9 @@
 //! under the same table lock. Its entry becomes writable but stays clean, since only a later write
 //! makes it dirty.
 //!
-//! A huge leaf becomes writable as a whole, under the single lock of its table. So do the contiguous
-//! runs of a folio, whose entries must never differ: they are broken first, with one flush.
+//! A huge leaf becomes writable as a whole, under the single lock of its table. So do the
+//! contiguous runs of a folio, whose entries must never differ: they are broken first, with one
+//! flush.
 //!
 //! # Excluded
 //! An entry whose first write must be recorded stays read-only: every entry in a VMA that has a
@@ -71,7 +72,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         };
         let is_contig = P::Arch::is_contig(run::load(words, index));
         let written = if is_contig {
-            self.reuse_contig_locked(words, index, &mut counts)
+            reuse_contig_locked(self, words, index, &mut counts)
         } else {
             self.reuse_locked(words, index)
         };
@@ -79,7 +80,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         let written = written?;
         counts.entries_read = u64::from(written);
         counts.entries_written = u64::from(written);
-        self.finish_reuse(section, &counts);
+        finish_reuse(self, section, &counts);
         Some(Resolved::MadeWritable)
     }
 
@@ -116,7 +117,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         if !page_table.try_lock_table(section, self.page, node) {
             return None;
         }
-        let written = self.reuse_huge_locked(&page_table.entries(node.table)[index.position()]);
+        let written = reuse_huge_locked(self, &page_table.entries(node.table)[index.position()]);
         page_table.unlock(node.table.frame());
         written?;
         let counts = Counts {
@@ -126,33 +127,8 @@ impl<P: Platform> Fault<'_, '_, P> {
             tables_locked: 1,
             ..Counts::default()
         };
-        self.finish_reuse(section, &counts);
+        finish_reuse(self, section, &counts);
         Some(Resolved::MadeWritable)
-    }
-
-    /// As [`Fault::reuse_huge`], with the table locked.
-    fn reuse_huge_locked(&self, word: &AtomicU64) -> Option<()> {
-        let (entry, size) = (load(word), P::Arch::PMD.span());
-        let folio = reusable_folio(self.memory(), entry, Level::PMD)?;
-        let leaf = VirtRange::from_len(self.page.align_down(size), size)?;
-        if folio.order != P::Arch::PMD.order() || !self.vma.range().covers(leaf) {
-            return None;
-        }
-        self.take_over(folio, OwnerMark::of(AnonGroup::as_owner(self.vma.group())));
-        P::Arch::replace_entry(word, entry, |entry| P::Arch::make_writable(entry, Write::Now));
-        Some(())
-    }
-
-    /// Updates the counts. The program then retries the access.
-    #[inline(always)]
-    fn finish_reuse(&self, section: &ReadSection<'_, P>, counts: &Counts) {
-        let page_table = self.page_table();
-        page_table.count_in(section, counts);
-        self.memory().platform().publish_entries();
-        if !P::Arch::FAULTS_INVALIDATE {
-            // The other pages fault once more if this CPU's TLB holds translations for them.
-            flush_local(page_table, self.range());
-        }
     }
 
     /// As [`Fault::reuse_in_place`], with the table locked. Returns the number of written entries.
@@ -168,7 +144,7 @@ impl<P: Platform> Fault<'_, '_, P> {
         if folio.order == Order::PAGE {
             self.take_over(folio, owner);
             let written = u32::from(make_writable::<P::Arch>(word, Write::Now));
-            return Some(written + self.reuse_ahead(words, index, owner));
+            return Some(written + reuse_ahead(self, words, index, owner));
         }
         if folio_range(self.vma, self.page, number, folio).pages() != u64::from(folio.pages()) {
             return None;
@@ -183,58 +159,90 @@ impl<P: Platform> Fault<'_, '_, P> {
         P::Arch::replace_entry(word, load(word), |entry| P::Arch::make_writable(entry, Write::Now));
         Some(written)
     }
+}
 
-    /// As [`Fault::reuse_locked`], for a page in a contiguous run: all runs of its folio become
-    /// writable, with one flush for all of them.
-    #[inline(never)]
-    fn reuse_contig_locked(
-        &self,
-        words: &[AtomicU64],
-        index: EntryIndex,
-        counts: &mut Counts,
-    ) -> Option<u32> {
-        let entry = leaf::<P::Arch>(words, index);
-        let folio = reusable_folio(self.memory(), entry, Level::PTE)?;
-        let number = P::Arch::frame(entry).0 - folio.head.0;
-        let first = index.position().checked_sub(number as usize)?;
-        let entries = words.get(first..first + folio.pages() as usize)?;
-        let range = folio_range(self.vma, self.page, number, folio);
-        let head = P::Arch::frame(leaf::<P::Arch>(words, index - number));
-        let are_contig = entries.iter().all(|word| P::Arch::is_contig(load(word)));
-        if range.pages() != u64::from(folio.pages())
-            || head != folio.head
-            || !are_contig
-            || !P::Arch::are_leaves(entries, index - number, P::Arch::STEP, 0)
-        {
-            return None;
-        }
-        self.take_over(folio, OwnerMark::of(AnonGroup::as_owner(self.vma.group())));
-        self.page_table().make_contig_writable(entries, range, counts);
-        // The MMU may use any entry of the run for the write.
-        for index in index.align_down(P::Arch::CONTIG_ENTRIES).stretch(P::Arch::CONTIG_ENTRIES) {
-            let word = &words[index.position()];
-            P::Arch::replace_entry(word, load(word), |entry| {
-                P::Arch::make_writable(entry, Write::Now)
-            });
-        }
-        Some(folio.pages())
+/// Updates the counts. The program then retries the access.
+#[inline(always)]
+fn finish_reuse<P: Platform>(
+    fault: &Fault<'_, '_, P>,
+    section: &ReadSection<'_, P>,
+    counts: &Counts,
+) {
+    let page_table = fault.page_table();
+    page_table.count_in(section, counts);
+    fault.memory().platform().publish_entries();
+    if !P::Arch::FAULTS_INVALIDATE {
+        // The other pages fault once more if this CPU's TLB holds translations for them.
+        flush_local(page_table, fault.range());
     }
+}
 
-    /// Makes base pages after `index` writable. Returns the number of these pages.
-    fn reuse_ahead(&self, words: &[AtomicU64], index: EntryIndex, owner: OwnerMark) -> u32 {
-        let (before, after) = words.split_at(index.position());
-        let is_writable = |word: &&AtomicU64| is_writable::<P::Arch>(load(word));
-        let most = before.iter().rev().take(MOST_AHEAD).take_while(is_writable).count();
-        let left = (self.vma.range().end().0 - self.page.0) >> PAGE_SHIFT;
-        let mut written = 0;
-        for word in after.iter().take(left as usize).skip(1).take(most) {
-            let folio = reusable_folio(self.memory(), load(word), Level::PTE);
-            let Some(folio) = folio.filter(|folio| folio.order == Order::PAGE) else { break };
-            self.take_over(folio, owner);
-            written += u32::from(make_writable::<P::Arch>(word, Write::Later));
-        }
-        written
+/// Makes base pages after `index` writable. Returns the number of these pages.
+fn reuse_ahead<P: Platform>(
+    fault: &Fault<'_, '_, P>,
+    words: &[AtomicU64],
+    index: EntryIndex,
+    owner: OwnerMark,
+) -> u32 {
+    let (before, after) = words.split_at(index.position());
+    let is_writable = |word: &&AtomicU64| is_writable::<P::Arch>(load(word));
+    let most = before.iter().rev().take(MOST_AHEAD).take_while(is_writable).count();
+    let left = (fault.vma.range().end().0 - fault.page.0) >> PAGE_SHIFT;
+    let mut written = 0;
+    for word in after.iter().take(left as usize).skip(1).take(most) {
+        let folio = reusable_folio(fault.memory(), load(word), Level::PTE);
+        let Some(folio) = folio.filter(|folio| folio.order == Order::PAGE) else { break };
+        fault.take_over(folio, owner);
+        written += u32::from(make_writable::<P::Arch>(word, Write::Later));
     }
+    written
+}
+
+/// As [`Fault::reuse_locked`], for a page in a contiguous run: all runs of its folio become
+/// writable, with one flush for all of them.
+#[inline(never)]
+fn reuse_contig_locked<P: Platform>(
+    fault: &Fault<'_, '_, P>,
+    words: &[AtomicU64],
+    index: EntryIndex,
+    counts: &mut Counts,
+) -> Option<u32> {
+    let entry = leaf::<P::Arch>(words, index);
+    let folio = reusable_folio(fault.memory(), entry, Level::PTE)?;
+    let number = P::Arch::frame(entry).0 - folio.head.0;
+    let first = index.position().checked_sub(number as usize)?;
+    let entries = words.get(first..first + folio.pages() as usize)?;
+    let range = folio_range(fault.vma, fault.page, number, folio);
+    let head = P::Arch::frame(leaf::<P::Arch>(words, index - number));
+    let are_contig = entries.iter().all(|word| P::Arch::is_contig(load(word)));
+    if range.pages() != u64::from(folio.pages())
+        || head != folio.head
+        || !are_contig
+        || !P::Arch::are_leaves(entries, index - number, P::Arch::STEP, 0)
+    {
+        return None;
+    }
+    fault.take_over(folio, OwnerMark::of(AnonGroup::as_owner(fault.vma.group())));
+    fault.page_table().make_contig_writable(entries, range, counts);
+    // The MMU may use any entry of the run for the write.
+    for index in index.align_down(P::Arch::CONTIG_ENTRIES).stretch(P::Arch::CONTIG_ENTRIES) {
+        let word = &words[index.position()];
+        P::Arch::replace_entry(word, load(word), |entry| P::Arch::make_writable(entry, Write::Now));
+    }
+    Some(folio.pages())
+}
+
+/// As [`Fault::reuse_huge`], with the table locked.
+fn reuse_huge_locked<P: Platform>(fault: &Fault<'_, '_, P>, word: &AtomicU64) -> Option<()> {
+    let (entry, size) = (load(word), P::Arch::PMD.span());
+    let folio = reusable_folio(fault.memory(), entry, Level::PMD)?;
+    let leaf = VirtRange::from_len(fault.page.align_down(size), size)?;
+    if folio.order != P::Arch::PMD.order() || !fault.vma.range().covers(leaf) {
+        return None;
+    }
+    fault.take_over(folio, OwnerMark::of(AnonGroup::as_owner(fault.vma.group())));
+    P::Arch::replace_entry(word, entry, |entry| P::Arch::make_writable(entry, Write::Now));
+    Some(())
 }
 
 /// Whether pages of the VMA need no record of their first write.
