@@ -72,9 +72,9 @@ pub fn boot_is_over() {
     FREE_AT_BOOT.store(free_frame_count(), Ordering::Relaxed);
 }
 
-/// Announces the first `count` CPUs to the core, so that each caches free frames and other resources
-/// for itself. No other CPU is in the core yet. Their records are never freed, so they do not count
-/// as leaked.
+/// Announces the first `count` CPUs to the core, so that each caches free frames and other
+/// resources for itself. No other CPU is in the core yet. Their records are never freed, so they do
+/// not count as leaked.
 ///
 /// # Panics
 /// If memory is short for the records, at boot.

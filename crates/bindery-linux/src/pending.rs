@@ -20,27 +20,27 @@ use super::{
 /// calls stop at each page for which they have to wait: `mmap` with `MAP_POPULATE` or `MAP_LOCKED`,
 /// `mlock`, `mlock2`, `mlockall`, `madvise` with `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`.
 /// With `MADV_PAGEOUT`, `madvise` stops at each folio for which a swap device has no free request,
-/// and with `MADV_REMOVE`, before each mapping of which the pager stores pages. Advice that drops
-/// contents first stops until the userfaultfds that ask for it have heard of it. In locked memory,
-/// `brk`, `mremap`, `remap_file_pages`, `mprotect` and `pkey_mprotect` stop too. A call that has
-/// unmapped or moved memory stops until the userfaultfds that ask for it have heard of it, and
-/// keeps its result meanwhile ([`bindery::PendingEvents`]). `msync` stops
-/// until the pager has stored the pages that a step has submitted. `mincore` and `process_madvise`
-/// stop for the pages of their arrays. Between two steps other calls may change the range, as they
-/// may during the waits of a blocking call.
+/// with `MADV_REMOVE`, before each mapping of which the pager stores pages, and with
+/// `MADV_COLLAPSE`, at each page in swap or in storage. Advice that drops contents first stops
+/// until the userfaultfds that ask for it have heard of it. In locked memory, `brk`, `mremap`,
+/// `remap_file_pages`, `mprotect` and `pkey_mprotect` stop too. A call that has unmapped or moved
+/// memory stops until the userfaultfds that ask for it have heard of it, and keeps its result
+/// during the wait ([`bindery::PendingEvents`]). `msync` stops until the pager has stored the pages
+/// that a step has submitted. `mincore` and `process_madvise` stop for the pages of their arrays.
+/// Between two steps other calls may change the range, as they may during the waits of a blocking
+/// call.
 ///
 /// `process_madvise` asks for the process behind the pidfd in each step. If the descriptor was
 /// closed or names another process, the call ends with the length advised so far, or with `EBADF`.
 /// (Linux keeps the process until the call ends.)
 ///
 /// A step may sleep for locks, and a step that finds no memory for the call's own records reclaims.
-/// `madvise` and `process_madvise` with `MADV_COLLAPSE` perform all of their waits in the first
-/// step; `MADV_WILLNEED` waits only for a synchronous swap device, `MADV_PAGEOUT` only for one that
-/// works in `SwapDevice::submit`, and `MADV_REMOVE` only in `Pager::discard`.
+/// `MADV_WILLNEED` waits only for a synchronous swap device, `MADV_PAGEOUT` only for one that works
+/// in `SwapDevice::submit`, and `MADV_REMOVE` only in `Pager::discard`.
 ///
 /// Dropping the value ends the call; its effects so far stay, and its unread messages are
-/// withdrawn. The pager still stores the pages
-/// already submitted to it, and a swap device those of its requests.
+/// withdrawn. The pager still stores the pages already submitted to it, and a swap device those of
+/// its requests.
 ///
 /// ```
 /// use bindery::{CallPoll, CallReady, CallWait, Platform};

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! All CPUs store to common pages, and drop, unmap and map them again. A value in a page names the
-//! page, so a value of any other page is an error. Only its CPU stores to an own page, and all other
-//! calls keep the content. So the CPU knows the content exactly, although calls of all CPUs change
-//! the entries, the VMAs and the tables of the page all the time.
+//! page, so a value of any other page is an error. Only its CPU stores to an own page, and all
+//! other calls keep the content. So the CPU knows the content exactly, although calls of all CPUs
+//! change the entries, the VMAs and the tables of the page all the time.
 
 use std::collections::HashMap;
 

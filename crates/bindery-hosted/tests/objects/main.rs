@@ -24,6 +24,7 @@ mod out_of_memory;
 mod pager_stores;
 mod pager_waits;
 mod pending_calls;
+mod pending_collapses;
 mod pending_copies;
 mod pending_reads;
 mod pending_removals;

@@ -27,6 +27,7 @@ mod parts;
 mod passed_over;
 mod patterns;
 mod pending_calls;
+mod pending_collapses;
 mod pending_page_outs;
 mod pending_reads;
 mod pending_writes;

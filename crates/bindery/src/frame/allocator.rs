@@ -308,7 +308,8 @@ impl<P: Platform> Allocator<P> {
         self.lists.free.load(Relaxed) + self.frames_in_fronts()
     }
 
-    /// Whether at least `count` frames are free. Reads other CPUs' data only if the lists have fewer.
+    /// Whether at least `count` frames are free. Reads other CPUs' data only if the lists have
+    /// fewer.
     pub(crate) fn has_free_frames(&self, count: u64) -> bool {
         self.listed_frame_count() >= count || self.free_frame_count() >= count
     }

@@ -13,11 +13,13 @@ use crate::platform::Platform;
 use crate::rmap::{WalkLocking, WalkProgress, for_each_sight};
 use crate::vma::MappingFlags;
 
+use super::detached_batch::settle_written;
 use super::fetch::{Wanted, demand};
 use super::invalidate::PagesMayGo;
 use super::mappings::{self, MappingCopies};
 use super::pages;
 use super::placed_folio::PlacedFolio;
+use super::polled_wait::{ObjectWait, PolledWait};
 use super::state::Accounting;
 use super::swap_in::swap_in;
 use super::transfers::Reads;
@@ -40,35 +42,67 @@ pub(crate) fn collapse<P: Platform>(
     first: u64,
     most_missing: Option<u32>,
 ) -> Result<(), Failure> {
-    let (memory, object) = (handle.memory, handle.state());
-    let order = order_of_leaf::<P>();
-    let pages = PageRange::from_count(first, u64::from(order.pages()));
-    let end = pages.end;
+    let pages = pages_of_leaf::<P>(first);
+    let collapse = || collapse_unstored(handle.memory, handle.state(), pages, most_missing);
     // Other threads' fetches may continue: while the changes are held, all pages are present.
-    handle.change_pages(pages, Reads::Stay, || {
-        if !first.is_multiple_of(u64::from(order.pages())) || end > object.size_in_pages() {
-            return Err(Error::Invalid.into());
+    handle.change_pages(pages, Reads::Stay, collapse)
+}
+
+/// As [`collapse`] on demand, for a caller that must not wait. Returns the event to wait for before
+/// the next attempt: until then nothing has changed, except that pages were loaded.
+///
+/// # Errors
+/// As [`collapse`].
+pub(crate) fn try_collapse<'m, P: Platform>(
+    handle: &Object<'m, P>,
+    first: u64,
+) -> Result<Option<ObjectWait<'m, P>>, Failure> {
+    let (memory, object, pages) = (handle.memory, handle.state(), pages_of_leaf::<P>(first));
+    // Pages whose answers have arrived need no wait.
+    settle_written(memory);
+    let collapse = || collapse_unstored(memory, object, pages, None);
+    match handle.try_change_pages(pages, Reads::Stay, collapse) {
+        Ok(()) => Ok(None),
+        Err(Stop::Failed(failure)) => Err(failure),
+        Err(Stop::Wait(wait)) => {
+            let platform = memory.platform();
+            let swapped =
+                object.pages.look(platform, |index| index.next_swapped(pages.first, pages.end));
+            let page = swapped.map_or(first, |run| run.page);
+            Ok(Some(ObjectWait::new(handle.clone(), PolledWait::of_call(memory, wait), page)))
         }
-        if object.is_file() {
-            // Pages in storage are fetched before the invalidate lock excludes other threads. While
-            // the changes are held, the fetched pages are not dropped again.
-            for page in first..end {
-                // As in `bring_in`: reclaim may evict pages while others are read.
-                interrupt::check(memory.platform())?;
-                let ahead = end - page;
-                demand(
-                    memory,
-                    object,
-                    page,
-                    &Wanted { ahead, ..Wanted::one(Orders::default(), end) },
-                )?;
-            }
+    }
+}
+
+/// The pages that a huge leaf maps, from `first` on.
+fn pages_of_leaf<P: Platform>(first: u64) -> PageRange {
+    PageRange::from_count(first, u64::from(order_of_leaf::<P>().pages()))
+}
+
+/// The changes are held, and the pager is storing none of the pages.
+fn collapse_unstored<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    pages: PageRange,
+    most_missing: Option<u32>,
+) -> Result<(), Stop> {
+    let PageRange { first, end } = pages;
+    if !first.is_multiple_of(end - first) || end > object.size_in_pages() {
+        return Err(Error::Invalid.into());
+    }
+    if object.is_file() {
+        // Pages in storage are fetched before the invalidate lock excludes other threads. While the
+        // changes are held, the fetched pages are not dropped again.
+        for page in first..end {
+            // As in `bring_in`: reclaim may evict pages while others are read.
+            interrupt::check(memory.platform())?;
+            let ahead = end - page;
+            demand(memory, object, page, &Wanted { ahead, ..Wanted::one(Orders::default(), end) })?;
         }
-        bring_in(memory, object, pages, most_missing)?;
-        let collapse =
-            |proof: &PagesMayGo| collapse_alone(memory, object, first, most_missing, proof);
-        object.invalidate_lock.with_write(memory.platform(), collapse).map_err(Stop::from)
-    })
+    }
+    bring_in(memory, object, pages, most_missing)?;
+    let collapse = |proof: &PagesMayGo| collapse_alone(memory, object, first, most_missing, proof);
+    object.invalidate_lock.with_write(memory.platform(), collapse).map_err(Stop::from)
 }
 
 /// Swaps the pages in; for background work, leaves them in swap and fails. The changes are held, so

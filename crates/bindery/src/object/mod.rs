@@ -153,7 +153,7 @@ use crate::platform::Platform;
 
 pub use attachments::{Attachments, SegmentId};
 #[cfg(feature = "collapse")]
-pub(crate) use collapse::collapse;
+pub(crate) use collapse::{collapse, try_collapse};
 pub(crate) use detached_batch::settle_written;
 pub use file_system::FileSystem;
 pub(crate) use frame_source::ShownFrames;

@@ -71,8 +71,8 @@ impl Streak {
     }
 }
 
-/// The folio orders that a fault on a page may read, if the page was swapped out in a folio of order
-/// `went_out`.
+/// The folio orders that a fault on a page may read, if the page was swapped out in a folio of
+/// order `went_out`.
 #[inline]
 pub(crate) fn orders_to_read<P: Platform>(
     memory: &Memory<P>,

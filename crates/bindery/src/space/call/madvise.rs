@@ -15,6 +15,7 @@ use crate::vmas::Parts;
 
 use super::advice::{Advice, AdviceChange, Call, Effect, EntryChange, Loss, VmaChange};
 use super::cold_or_free::cold_or_free;
+use super::collapse::PendingCollapse;
 use super::guard_pages;
 use super::page_out::PageOut;
 use super::range::page_range;
@@ -74,9 +75,10 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     }
 
     /// As [`AddressSpace::madvise_with_keys`], but the steps of the result do the work of
-    /// [`Advice::PopulateRead`], [`Advice::PopulateWrite`], [`Advice::PageOut`] and
-    /// [`Advice::Remove`], and return their errors. So do they for advice that drops contents, once
-    /// a userfaultfd of the address space has subscribed to removals. Other advice is carried out immediately.
+    /// [`Advice::PopulateRead`], [`Advice::PopulateWrite`], [`Advice::PageOut`], [`Advice::Remove`]
+    /// and [`Advice::Collapse`], and return their errors. So do they for advice that drops contents,
+    /// once a userfaultfd of the address space has subscribed to removals. Other advice is carried
+    /// out immediately.
     ///
     /// Context: may sleep. Complexity: as [`AddressSpace::madvise`].
     ///
@@ -89,20 +91,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         advice: Advice,
         rights: KeyRights,
     ) -> Result<PendingMadvise<'m, P>, Error> {
-        let range = page_range::<P::Arch>(start, length)?;
-        let is_told = is_told(self, advice);
-        let rest = match advice.effect().change {
-            AdviceChange::Call(Call::Populate(want)) => Rest::Maps(Populate::all_of(range, want)),
-            AdviceChange::Call(Call::PageOut) => Rest::PagesOut(PageOut::new(range)),
-            AdviceChange::Call(Call::Remove) => Rest::Removes(Removal::new(range)),
-            AdviceChange::Vmas(_) if is_told => Rest::Follows(range),
-            AdviceChange::Call(Call::WillNeed | Call::Collapse) | AdviceChange::Vmas(_) => {
-                carry_out(self, range, advice, rights)?;
-                Rest::Maps(Populate::default())
-            }
-        };
-        let told = if is_told { range } else { NOWHERE };
-        Ok(PendingMadvise { notices: RemovalNotices::of(told), advice, rights, rest })
+        PendingMadvise::begin(self, page_range::<P::Arch>(start, length)?, advice, rights)
     }
 
     /// Drops the contents of `length` bytes (rounded up to pages) at `start`. The bytes then read
@@ -129,7 +118,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
 /// The value holds no lock. For [`Advice::Remove`], it holds a handle to the object of the mapping
 /// that it has reached: the step continues with this object, whatever has happened to the mapping.
 /// Each mapping's hole is punched in one step, after the pager has stored the pages that it was
-/// storing.
+/// storing. For [`Advice::Collapse`], it holds a handle to the object of the table span that waits:
+/// the object's pages are collapsed, whatever has happened to the mapping. A span of private memory
+/// is collapsed if its mapping still allows that when its pages are back.
 ///
 /// Dropping the value ends the call. Pages that were unmapped for [`Advice::PageOut`] but not
 /// written yet then stay in the swap cache, until reclaim writes them or a thread needs them.
@@ -171,11 +162,35 @@ enum Rest<'m, P: Platform> {
     Maps(Populate),
     PagesOut(PageOut),
     Removes(Removal<'m, P>),
+    Collapses(PendingCollapse<'m, P>),
     /// The advice for this range is carried out in one step, after the messages.
     Follows(VirtRange),
 }
 
 impl<'m, P: Platform> PendingMadvise<'m, P> {
+    /// As [`AddressSpace::begin_madvise`].
+    fn begin(
+        space: &AddressSpace<'m, P>,
+        range: VirtRange,
+        advice: Advice,
+        rights: KeyRights,
+    ) -> Result<Self, Error> {
+        let is_told = is_told(space, advice);
+        let rest = match advice.effect().change {
+            AdviceChange::Call(Call::Populate(want)) => Rest::Maps(Populate::all_of(range, want)),
+            AdviceChange::Call(Call::PageOut) => Rest::PagesOut(PageOut::new(range)),
+            AdviceChange::Call(Call::Remove) => Rest::Removes(Removal::new(range)),
+            AdviceChange::Call(Call::Collapse) => Rest::Collapses(PendingCollapse::new(range)),
+            AdviceChange::Vmas(_) if is_told => Rest::Follows(range),
+            AdviceChange::Call(Call::WillNeed) | AdviceChange::Vmas(_) => {
+                carry_out(space, range, advice, rights)?;
+                Rest::Maps(Populate::default())
+            }
+        };
+        let told = if is_told { range } else { NOWHERE };
+        Ok(Self { notices: RemovalNotices::of(told), advice, rights, rest })
+    }
+
     /// Carries out the advice until it is complete or has to wait. `ready` is the end of the wait
     /// that the last step returned ([`Populate::step`]).
     ///
@@ -202,6 +217,7 @@ impl<'m, P: Platform> PendingMadvise<'m, P> {
             Rest::Maps(populate) => populate.step(space, ready),
             Rest::PagesOut(page_out) => page_out.step(space),
             Rest::Removes(removal) => removal.step(space),
+            Rest::Collapses(collapse) => collapse.step(space, ready),
             Rest::Follows(range) => {
                 let range = core::mem::replace(range, NOWHERE);
                 carry_out(space, range, self.advice, self.rights).map(|()| Step::Done)

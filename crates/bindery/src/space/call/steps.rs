@@ -6,8 +6,9 @@
 use core::fmt;
 use core::sync::atomic::AtomicU32;
 
+use super::swap_off::SwapInWait;
 use crate::addr::VirtAddr;
-use crate::error::FaultError;
+use crate::error::{Failure, FaultError};
 use crate::object::{ObjectWait, PageReady, ParkedOn, Polled, PolledWait};
 use crate::platform::Platform;
 use crate::space::fault::{FaultPoll, FaultReady, FaultWait};
@@ -49,6 +50,8 @@ enum CallEvent<'s, 'm, P: Platform> {
     /// The wait for pages of an object: it ends when a pager or a device has read or stored the
     /// pages, or when a change of the pages is over.
     Object(ObjectWait<'m, P>),
+    /// The wait for a page in swap, which no fault needs.
+    SwapIn(SwapInWait<'s, 'm, P>),
     /// The wait for a free request of a swap device.
     Request(PolledWait<'m, P>),
     /// The wait until a handler has read the message of an event.
@@ -79,7 +82,7 @@ pub struct CallReady<'m, P: Platform>(pub(in crate::space) CallEnd<'m, P>);
 pub(in crate::space) enum CallEnd<'m, P: Platform> {
     /// The end of a fault's wait for this page.
     Fault(VirtAddr, Result<FaultReady<'m, P>, FaultError>),
-    /// The end of a wait for a page of an object.
+    /// The end of a wait for a page of an object or in swap.
     Object(PageReady<'m, P>),
     /// The end of a wait for a request of a swap device.
     Request,
@@ -88,7 +91,7 @@ pub(in crate::space) enum CallEnd<'m, P: Platform> {
 }
 
 impl<'m, P: Platform> CallReady<'m, P> {
-    /// The end of a wait for a page of an object.
+    /// The end of a wait for a page of an object or in swap.
     pub(super) fn of_object(self) -> Option<PageReady<'m, P>> {
         match self.0 {
             CallEnd::Object(page) => Some(page),
@@ -104,6 +107,11 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
 
     pub(super) fn for_object(wait: ObjectWait<'m, P>) -> Self {
         Self(CallEvent::Object(wait))
+    }
+
+    /// The wait for a page in swap.
+    pub(super) fn for_swap_in(wait: SwapInWait<'s, 'm, P>) -> Self {
+        Self(CallEvent::SwapIn(wait))
     }
 
     /// The wait for a free request of a swap device.
@@ -129,6 +137,7 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
         CallReady(match self.0 {
             CallEvent::Fault(wait) => CallEnd::Fault(wait.page(), wait.wait()),
             CallEvent::Object(wait) => CallEnd::Object(wait.wait()),
+            CallEvent::SwapIn(wait) => CallEnd::Object(wait.wait()),
             CallEvent::Request(wait) => {
                 wait.wait_for_request();
                 CallEnd::Request
@@ -157,15 +166,8 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
                     Err(error) => ready(Err(error)),
                 }
             }
-            CallEvent::Object(wait) => {
-                let ready = |page| CallPoll::Ready(CallReady(CallEnd::Object(page)));
-                match wait.poll() {
-                    Ok(Polled::Pending(parked)) => CallPoll::Pending(parked),
-                    Ok(Polled::NeedsThread) => CallPoll::NeedsThread,
-                    Ok(Polled::Ready(kept)) => ready(Ok(kept)),
-                    Err(error) => ready(Err(error)),
-                }
-            }
+            CallEvent::Object(wait) => poll_page(wait.poll()),
+            CallEvent::SwapIn(wait) => poll_page(wait.poll()),
             CallEvent::Request(wait) => match wait.poll(None) {
                 Ok(Polled::Pending(parked)) => CallPoll::Pending(parked),
                 Ok(Polled::NeedsThread) => CallPoll::NeedsThread,
@@ -185,9 +187,22 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
         match &self.0 {
             CallEvent::Fault(wait) => wait.is_for_storage(),
             CallEvent::Object(wait) => wait.is_for_storage(),
-            CallEvent::Request(_) => true,
+            CallEvent::SwapIn(_) | CallEvent::Request(_) => true,
             CallEvent::Message(_) | CallEvent::Event(_) => false,
         }
+    }
+}
+
+/// The progress of a wait for a page.
+fn poll_page<'w, 'm, P: Platform>(
+    polled: Result<Polled<'w, 'm, P>, Failure>,
+) -> CallPoll<'w, 'm, P> {
+    let ready = |page| CallPoll::Ready(CallReady(CallEnd::Object(page)));
+    match polled {
+        Ok(Polled::Pending(parked)) => CallPoll::Pending(parked),
+        Ok(Polled::NeedsThread) => CallPoll::NeedsThread,
+        Ok(Polled::Ready(kept)) => ready(Ok(kept)),
+        Err(error) => ready(Err(error)),
     }
 }
 

@@ -1,10 +1,10 @@
 //! Swaps in all pages of one swap area (an address space's part of `swapoff(2)`), or of a range.
 
-use crate::addr::{PAGE_SHIFT, VirtAddr, VirtRange};
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Kind};
 use crate::error::{Error, Failure, FaultError};
 use crate::interrupt;
-use crate::object::Wait;
+use crate::object::{PageReady, Polled, PolledWait, Wait};
 use crate::platform::Platform;
 use crate::swap::{SwapArea, is_slot_full};
 use crate::table::PageTable;
@@ -43,11 +43,75 @@ pub(in crate::space) fn swap_in_range<P: Platform>(
     space: &AddressSpace<'_, P>,
     range: VirtRange,
 ) -> Result<(), Error> {
-    bring_back(space, interrupt::check, |at| {
-        let _guard = space.vmas.lock();
-        let rest = VirtRange::raw(range.start().max(at).0, range.end().0);
-        first_in_swap(&space.page_table, rest, |_, _| true)
-    })
+    bring_back(space, interrupt::check, |at| next_of_range(space, range, at))
+}
+
+/// The first page of `range` from `at` on that is in swap.
+fn next_of_range<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    range: VirtRange,
+    at: VirtAddr,
+) -> Option<VirtAddr> {
+    let _guard = space.vmas.lock();
+    let rest = VirtRange::raw(range.start().max(at).0, range.end().0);
+    first_in_swap(&space.page_table, rest, |_, _| true)
+}
+
+/// The wait for a page in swap, of a call that swaps in a range in steps.
+#[derive(Debug)]
+pub(in crate::space) struct SwapInWait<'s, 'm, P: Platform> {
+    space: &'s AddressSpace<'m, P>,
+    page: VirtAddr,
+    wait: PolledWait<'m, P>,
+}
+
+impl<'s, 'm, P: Platform> SwapInWait<'s, 'm, P> {
+    /// Swaps in the pages of a range, up to the first for which it has to wait. Returns that wait;
+    /// `None` if no page is left in swap. The caller holds no lock.
+    ///
+    /// # Errors
+    /// As [`swap_in_range`].
+    #[cold]
+    pub(super) fn next(
+        space: &'s AddressSpace<'m, P>,
+        range: VirtRange,
+    ) -> Result<Option<Self>, Error> {
+        let memory = space.page_table.memory;
+        let mut at = range.start();
+        while let Some(page) = next_of_range(space, range, at) {
+            interrupt::check(space.platform())?;
+            let wait = memory.retry(|| bring_back_page(space, page));
+            if let Some(wait) = wait.map_err(|error| error_at(page, error))? {
+                return Ok(Some(Self { space, page, wait: PolledWait::of_call(memory, wait) }));
+            }
+            at = page;
+        }
+        Ok(None)
+    }
+
+    /// Waits in the thread.
+    ///
+    /// # Errors
+    /// As [`swap_in_range`].
+    pub(super) fn wait(self) -> PageReady<'m, P> {
+        let Self { space, page, wait } = self;
+        match wait.into_wait() {
+            Some(wait) => MaySleep::new(space).wait(wait),
+            // The thread's own read of the page replaces the one that was given up.
+            None => {
+                Ok(swap_in_range(space, VirtRange::raw(page.0, page.0 + PAGE_SIZE))
+                    .map(|()| None)?)
+            }
+        }
+    }
+
+    /// Continues the wait, as [`PolledWait::poll`].
+    ///
+    /// # Errors
+    /// As [`PolledWait::poll`].
+    pub(super) fn poll(&mut self) -> Result<Polled<'_, 'm, P>, Failure> {
+        self.wait.poll(None)
+    }
 }
 
 /// Swaps in the pages whose slots have the maximum number of entries, so that a child can share the
@@ -82,13 +146,15 @@ fn bring_back<P: Platform>(
             }
             Ok(())
         });
-        result.map_err(|error| {
-            let short = error == FaultError::OutOfMemory;
-            if short { Error::OutOfMemory } else { Error::Fault(page) }
-        })?;
+        result.map_err(|error| error_at(page, error))?;
         at = page;
     }
     Ok(())
+}
+
+/// The error of a call for a page that cannot be swapped in.
+fn error_at(page: VirtAddr, error: FaultError) -> Error {
+    if error == FaultError::OutOfMemory { Error::OutOfMemory } else { Error::Fault(page) }
 }
 
 /// Swaps in a page, or returns the event to wait for before the next attempt.

@@ -29,7 +29,7 @@ use crate::space::op::Op;
 use crate::space::userfault::shared::populate_collapsed;
 
 /// The reason why a span was not collapsed.
-enum Refusal {
+pub(super) enum Refusal {
     /// The call continues with the next span and fails at the end of the range.
     Here(Error),
     /// The call ends immediately, as on Linux.
@@ -122,22 +122,38 @@ fn collapse_range<P: Platform>(space: &AddressSpace<'_, P>, range: VirtRange) ->
     let collapser = Collapser { space, limits: None };
     let mut parts = Parts::of(range);
     loop {
-        let part = {
-            let vmas = space.vmas.lock();
-            let Some((vma, part)) = parts.next(vmas.view()) else { break };
-            if !space.settings.may_collapse_on_demand() {
-                return Err(Error::Invalid);
-            }
-            check_collapsible::<P>(vma)?;
-            part
-        };
+        let Some(part) = next_part(space, &mut parts)? else { break };
         collapser.collapse_part(part)?;
     }
     parts.end()
 }
 
+/// The next part of the range, which lies in one mapping that may have large folios.
+pub(super) fn next_part<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    parts: &mut Parts,
+) -> Result<Option<VirtRange>, Error> {
+    let vmas = space.vmas.lock();
+    let Some((vma, part)) = parts.next(vmas.view()) else { return Ok(None) };
+    if !space.settings.may_collapse_on_demand() {
+        return Err(Error::Invalid);
+    }
+    check_collapsible::<P>(vma)?;
+    Ok(Some(part))
+}
+
+/// The whole table spans of a part of one mapping.
+pub(super) fn spans_of<P: Platform>(part: VirtRange) -> Result<VirtRange, Error> {
+    let span = P::Arch::PMD.span();
+    let first = part.start().0.next_multiple_of(span);
+    let end = part.end().0 & !(span - 1);
+    // A range within one span is an error, but a range that ends at the edge of a span is not. Linux
+    // makes the same distinction.
+    if first > end { Err(Error::Invalid) } else { Ok(VirtRange::raw(first, end)) }
+}
+
 /// The progress of [`Collapser::collapse`].
-enum Collapsed<'m, P: Platform> {
+pub(super) enum Collapsed<'m, P: Platform> {
     Done,
     /// The span maps shared memory, starting at this page of the object. The caller collapses the
     /// span without the mutex.
@@ -145,25 +161,19 @@ enum Collapsed<'m, P: Platform> {
 }
 
 /// Collapses table spans, on demand or in the background.
-struct Collapser<'a, 'm, P: Platform> {
-    space: &'a AddressSpace<'m, P>,
+pub(super) struct Collapser<'a, 'm, P: Platform> {
+    pub(super) space: &'a AddressSpace<'m, P>,
     /// The limits of the background collapser; `None` on demand.
-    limits: Option<&'a CollapseLimits>,
+    pub(super) limits: Option<&'a CollapseLimits>,
 }
 
 impl<'m, P: Platform> Collapser<'_, 'm, P> {
     /// Collapses the whole table spans of a part of one mapping.
     fn collapse_part(&self, part: VirtRange) -> Result<(), Error> {
-        let span = P::Arch::PMD.span();
-        let first = part.start().0.next_multiple_of(span);
-        let end = part.end().0 & !(span - 1);
-        if first > end {
-            // A range within one span is an error, but a range that ends at the edge of a span is
-            // not. Linux makes the same distinction.
-            return Err(Error::Invalid);
-        }
+        let (span, spans) = (P::Arch::PMD.span(), spans_of::<P>(part)?);
+        let end = spans.end().0;
         let mut result = Ok(());
-        let mut base = first;
+        let mut base = spans.start().0;
         while base < end {
             interrupt::check(self.space.platform())?;
             let filled = self.first_collapsible(VirtRange::raw(base, end));
@@ -188,7 +198,7 @@ impl<'m, P: Platform> Collapser<'_, 'm, P> {
     /// The start of the first table span in `range` that may have pages. An empty span of anonymous
     /// memory cannot be collapsed. Pages of an object may exist even if no table exists for the
     /// range.
-    fn first_collapsible(&self, range: VirtRange) -> u64 {
+    pub(super) fn first_collapsible(&self, range: VirtRange) -> u64 {
         let vmas = self.space.vmas.lock();
         let vma = vmas.view().at(range.start());
         if !vma.is_some_and(|vma| vma.is_anonymous() && vma.range().covers(range)) {
@@ -252,10 +262,15 @@ impl<'m, P: Platform> Collapser<'_, 'm, P> {
     }
 
     fn try_collapse(&self, range: VirtRange) -> Result<(), Failure<Refusal>> {
-        match self.space.operate(|op| self.collapse(op, range))? {
+        match self.begin(range)? {
             Collapsed::Done => Ok(()),
             Collapsed::OfObject(object, first) => self.collapse_object(range, &object, first),
         }
+    }
+
+    /// Collapses a span of anonymous memory. The result tells of another one's object.
+    pub(super) fn begin(&self, range: VirtRange) -> Result<Collapsed<'m, P>, Failure<Refusal>> {
+        self.space.operate(|op| self.collapse(op, range))
     }
 
     /// Collapses the pages of the object behind `range`, which lies in a shared mapping. The pages
@@ -267,7 +282,15 @@ impl<'m, P: Platform> Collapser<'_, 'm, P> {
         first: u64,
     ) -> Result<(), Failure<Refusal>> {
         let missing = self.limits.map(|limits| limits.missing);
-        let collapsed = object::collapse(object, first, missing);
+        self.map_collapsed(range, object::collapse(object, first, missing))
+    }
+
+    /// Ends the collapse of the pages of the object behind `range`, with this result.
+    pub(super) fn map_collapsed(
+        &self,
+        range: VirtRange,
+        collapsed: Result<(), Failure>,
+    ) -> Result<(), Failure<Refusal>> {
         let is_retracted = matches!(collapsed, Ok(()) | Err(Failure::Refused(Error::Busy)))
             && self.space.operate(|op| retract(op, range));
         match collapsed {

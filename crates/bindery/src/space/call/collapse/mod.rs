@@ -3,6 +3,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `call` | the two calls, and the collapse of one table span |
+//! | `pending` | the call in steps |
 //! | `scan_pmd` | counts of the entries of a span |
 //! | `left_out` | the calls in a build without the feature `collapse` |
 
@@ -11,9 +12,16 @@ mod call;
 #[cfg(not(feature = "collapse"))]
 mod left_out;
 #[cfg(feature = "collapse")]
+mod pending;
+#[cfg(feature = "collapse")]
 mod scan_pmd;
 
 use crate::addr::VirtAddr;
+
+#[cfg(not(feature = "collapse"))]
+pub(super) use left_out::PendingCollapse;
+#[cfg(feature = "collapse")]
+pub(super) use pending::PendingCollapse;
 
 /// The limits of the background collapser, in pages of one table span (Linux:
 /// `khugepaged/max_ptes_none`, `max_ptes_swap`, `max_ptes_shared`), and its effort to get a folio.
