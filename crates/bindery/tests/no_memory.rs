@@ -24,12 +24,13 @@ const NAMED: &[(&str, usize, &str)] = &[
     ("space/call/collapse/call.rs", 1, "the error itself"),
     ("space/fault/object.rs", 3, "a folio that has the most mappings that can be counted"),
     ("space/folio.rs", 2, "the error itself"),
+    ("space/call/collapse/pending.rs", 2, "what a wait for a page has said after reclaim"),
     ("space/call/madvise.rs", 1, "another error for what a call has said after reclaim"),
     ("space/move_pages.rs", 2, "the error itself"),
     ("space/call/mremap/mod.rs", 1, "a second attempt would unmap the target again"),
     ("space/call/populate.rs", 2, "what a fault has said after reclaim, also as another error"),
     ("space/call/scan_pages.rs", 1, "what an attempt has said after reclaim"),
-    ("space/call/swap_off.rs", 2, "what a fault has said after reclaim"),
+    ("space/call/swap_off.rs", 1, "what a fault has said after reclaim"),
     ("swap/mod.rs", 2, "the error itself"),
 ];
 

@@ -221,7 +221,7 @@ fn no_page_has_foreign_content_on_x86_64() {
 }
 
 #[test]
-fn no_page_has_foreign_content_on_x86_64_in_folios() {
+fn folios_have_no_foreign_content_on_x86_64() {
     (0..2).for_each(|seed| contents::<X86_64<4>>(seed, 4));
 }
 

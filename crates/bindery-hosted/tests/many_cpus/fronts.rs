@@ -37,7 +37,7 @@ fn with_full_fronts() -> (Hosted, Memory<Hosted>) {
 }
 
 #[test]
-fn a_program_gets_the_last_frame_of_other_cpus() {
+fn a_program_gets_other_cpus_last_frame() {
     let (machine, memory) = with_full_fronts();
     let files = MemoryFiles::new();
     let file = memory.file(&files, 1, 64 * PAGE).unwrap();

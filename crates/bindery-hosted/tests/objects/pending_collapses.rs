@@ -60,7 +60,7 @@ fn is_huge(space: &Space<'_>) -> bool {
 }
 
 #[test]
-fn each_page_of_the_file_is_asked_for_once() {
+fn each_page_of_the_file_is_read_once() {
     with_file(|memory, pager, space| {
         let caller = Caller(space);
         let mut call = PendingCall::new(Call::Madvise, [AT, LENGTH, 25, 0, 0, 0]);
