@@ -121,8 +121,7 @@ fn collapse_some<P: Platform>(
 fn collapse_range<P: Platform>(space: &AddressSpace<'_, P>, range: VirtRange) -> Result<(), Error> {
     let collapser = Collapser { space, limits: None };
     let mut parts = Parts::of(range);
-    loop {
-        let Some(part) = next_part(space, &mut parts)? else { break };
+    while let Some(part) = next_part(space, &mut parts)? {
         collapser.collapse_part(part)?;
     }
     parts.end()
