@@ -372,10 +372,14 @@ fn run_threads() -> ! {
         arch::sleep();
         if !is_alone {
             kernel_lock::lock();
-            cpus::end_to_idle();
         }
+        // While the CPU is marked as idle: it runs the threads itself that this makes ready, and
+        // calls no other CPU for them.
         if arch::after_sleep() {
             time::expired();
+        }
+        if !is_alone {
+            cpus::end_to_idle();
         }
     }
 }
