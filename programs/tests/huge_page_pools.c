@@ -38,6 +38,23 @@ static unsigned exponent_of(long size) {
     return exponent;
 }
 
+// Gives a pool the number of pages that it has.
+static void refill(long size, long pages) {
+    char path[100], text[30];
+    snprintf(path, sizeof path, POOLS "hugepages-%ldkB/nr_hugepages", size);
+    int length = snprintf(text, sizeof text, "%ld\n", pages), file = open(path, O_WRONLY);
+    if (file < 0) {
+        // Not with the files of a container.
+        STEP(errno == EROFS || geteuid() != 0);
+        return;
+    }
+    // Linux fills no pool of the largest pages once it runs.
+    STEP(write(file, text, length) == length || (errno == EINVAL && size > 1 << 16));
+    STEP_FAILS(write(file, "many", 4), EINVAL);
+    STEP_EQUAL(close(file), 0);
+    STEP_EQUAL(of_pool(size, "nr_hugepages"), pages);
+}
+
 // Files and memfds of each pool. Says which exponents have one.
 static unsigned long pools(void) {
     DIR *folder = opendir(POOLS);
@@ -57,6 +74,7 @@ static unsigned long pools(void) {
         STEP(of_pool(size, "resv_hugepages") >= 0 && of_pool(size, "resv_hugepages") <= pages);
         STEP(of_pool(size, "surplus_hugepages") >= 0 && of_pool(size, "surplus_hugepages") <= pages);
         STEP(of_pool(size, "nr_overcommit_hugepages") >= 0);
+        refill(size, pages);
         int file = memfd_create("x", HUGETLB | size_flag(exponent));
         STEP(file >= 0);
         if (pages == 0 && of_pool(size, "nr_overcommit_hugepages") == 0)

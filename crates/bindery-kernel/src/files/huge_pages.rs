@@ -5,8 +5,8 @@ use alloc::format;
 use alloc::sync::Arc;
 use core::fmt::{self, Write};
 
-use crate::arch;
 use crate::errno::Errno;
+use crate::{arch, options};
 
 use super::attributes::{Attributes, Kind};
 use super::generated::{FixedDirectory, Text};
@@ -31,14 +31,25 @@ fn sizes() -> impl Iterator<Item = u32> {
     arch::huge_page_sizes().iter().copied()
 }
 
-/// `/sys/kernel/mm/hugepages`.
+/// `/sys/kernel/mm/hugepages`. The option `huge-page-pools=none` leaves it empty.
 pub fn directory() -> Arc<FixedDirectory> {
     let pool = |size: u32| {
-        let zero = || Text::new(|out| out.write_str("0\n")) as Arc<dyn Node>;
-        let files = FixedDirectory::of(FILES.map(|name| (name, zero())));
+        let zero = |out: &mut SequenceBuffer<'_>| out.write_str("0\n");
+        let file = |name: &str| -> Arc<dyn Node> {
+            if name.starts_with("nr_") { Text::writable(zero, fill) } else { Text::new(zero) }
+        };
+        let files = FixedDirectory::of(FILES.map(|name| (name, file(name))));
         (format!("hugepages-{}kB", 1_u64 << size >> 10), files as Arc<dyn Node>)
     };
-    FixedDirectory::new(sizes().map(pool).collect())
+    let is_hidden = options::value("huge-page-pools") == Some("none");
+    FixedDirectory::new(sizes().filter(|_| !is_hidden).map(pool).collect())
+}
+
+/// Fills a pool as far as there are pages for it, which is not at all. As on Linux, that is no
+/// error.
+fn fill(text: &str) -> Result<(), Errno> {
+    text.parse::<u64>().map_err(|_| Errno::EINVAL)?;
+    Ok(())
 }
 
 /// The lines of `/proc/meminfo`.
