@@ -18,6 +18,13 @@ pub struct CpuRecord {
     pub page_faults: AtomicU64,
     /// The value of the fault counter when the running thread was scheduled.
     pub faults_at_switch: AtomicU64,
+    /// The time in which the CPU ran no thread, up to [`CpuRecord::idles_since`], in nanoseconds.
+    pub idle_time: AtomicU64,
+    /// The time since which the CPU runs no thread, in nanoseconds since power-on; `u64::MAX` while
+    /// it does.
+    pub idles_since: AtomicU64,
+    /// The number of switches between threads, and to and from the idle loop.
+    pub switches: AtomicU64,
     /// The end of the running thread's time slice; `u64::MAX` for none.
     pub turn_ends: AtomicU64,
     /// The time that the CPU's timer is set for; `u64::MAX` for none.
@@ -38,6 +45,9 @@ impl CpuRecord {
             runs_since: AtomicU64::new(0),
             page_faults: AtomicU64::new(0),
             faults_at_switch: AtomicU64::new(0),
+            idle_time: AtomicU64::new(0),
+            idles_since: AtomicU64::new(u64::MAX),
+            switches: AtomicU64::new(0),
             turn_ends: AtomicU64::new(u64::MAX),
             timer_at: AtomicU64::new(u64::MAX),
             in_kernel: AtomicU8::new(0),

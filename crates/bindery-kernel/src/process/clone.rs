@@ -358,7 +358,7 @@ fn begin(parent: &Arc<Thread>, thread: &Arc<Thread>) -> Result<(), Errno> {
         thread.work.fetch_or(work::SIGNAL, Ordering::Relaxed);
     }
     drop(state);
-    table::add_thread(thread);
+    table::add_new_thread(thread);
     scheduler::wake(thread);
     Ok(())
 }

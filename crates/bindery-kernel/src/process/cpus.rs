@@ -7,7 +7,7 @@
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
 
 use crate::arch::{self, CpuRecord};
-use crate::kernel_lock;
+use crate::{kernel_lock, time};
 
 use super::thread::{NO_CPU, Thread, work};
 use super::{ready, scheduler};
@@ -32,7 +32,12 @@ pub(super) fn own_bit() -> u64 {
 
 /// Counts the calling CPU among those that run threads.
 pub(super) fn join() {
-    let record = core::ptr::from_ref(arch::this_cpu()).cast_mut();
+    let record = arch::this_cpu();
+    if record.number != 0 {
+        // It has run nothing yet.
+        record.idle_time.store(time::now(), Ordering::Relaxed);
+    }
+    let record = core::ptr::from_ref(record).cast_mut();
     RECORDS[usize::from(arch::cpu()) % MOST].store(record, Ordering::Release);
     ONLINE.fetch_or(own_bit(), Ordering::Relaxed);
 }
@@ -83,6 +88,40 @@ pub(super) fn record_of(thread: &Thread) -> Option<&'static CpuRecord> {
 pub(super) fn page_faults() -> u64 {
     let records = (0..MOST).filter_map(record);
     records.map(|record| record.page_faults.load(Ordering::Relaxed)).sum()
+}
+
+/// The time in which a CPU has run no thread since power-on, in nanoseconds; 0 for a CPU that does
+/// not run threads. Exact for the holder of the kernel's lock, without which no CPU begins or ends
+/// to idle.
+pub fn idle_time(cpu: u32) -> u64 {
+    let Some(record) = record(cpu as usize) else { return 0 };
+    let begun = record.idles_since.load(Ordering::Relaxed);
+    record.idle_time.load(Ordering::Relaxed) + time::now().saturating_sub(begun)
+}
+
+/// The number of switches of all CPUs between threads, and to and from their idle loops.
+pub fn switches() -> u64 {
+    let records = (0..MOST).filter_map(record);
+    records.map(|record| record.switches.load(Ordering::Relaxed)).sum()
+}
+
+/// The number of threads that run on a CPU, or are ready to.
+pub fn threads_in_use() -> usize {
+    let runs = |record: &&CpuRecord| !record.running.load(Ordering::Relaxed).is_null();
+    (0..MOST).filter_map(record).filter(runs).count() + ready::count()
+}
+
+/// Starts to count idle time of the calling CPU. The caller holds the kernel's lock.
+pub(super) fn count_idle_time() {
+    arch::this_cpu().idles_since.store(time::now(), Ordering::Relaxed);
+}
+
+/// Ends [`count_idle_time`].
+pub(super) fn end_idle_time() {
+    let record = arch::this_cpu();
+    let begun = record.idles_since.swap(u64::MAX, Ordering::Relaxed);
+    let length = time::now().saturating_sub(begun);
+    record.idle_time.fetch_add(length, Ordering::Relaxed);
 }
 
 /// Marks the calling CPU as idle. It then looks for ready threads once more.

@@ -90,7 +90,7 @@ fn first_process(path: &[u8]) -> Result<Arc<Thread>, Errno> {
         Thread::new(id, process.clone(), files, &registers, FloatingPoint::new(), 0, signals)?;
     process.state.lock().threads.push(thread.clone());
     table::add_process(&process);
-    table::add_thread(&thread);
+    table::add_new_thread(&thread);
     control::send(format_args!("first-user-instruction {}", time::now()));
     Ok(thread)
 }

@@ -93,7 +93,7 @@ pub use memory_shortage::{free_kept, memory_ran_out};
 pub use scheduler::{current, with_space};
 pub use state::Process;
 pub use table::{
-    MAXIMUM_IDS, all, find, find_behind, maximum_id, maximum_mappings, set_maximum_id,
+    MAXIMUM_IDS, all, created, find, find_behind, maximum_id, maximum_mappings, set_maximum_id,
     set_maximum_mappings, spaces,
 };
 pub use thread::{Thread, ThreadFiles};

@@ -68,6 +68,11 @@ pub(super) fn holds(thread: &Thread) -> bool {
     READY.lock().iter().any(|ready| core::ptr::eq(&**ready, thread))
 }
 
+/// The number of ready threads.
+pub(super) fn count() -> usize {
+    READY.lock().len()
+}
+
 /// Whether no thread is ready.
 pub(super) fn is_empty() -> bool {
     READY.lock().is_empty()

@@ -359,12 +359,14 @@ fn run_threads() -> ! {
             AT_REST.get().inspect(|at_rest| at_rest());
         }
         let is_alone = !kernel_lock::is_used();
+        cpus::count_idle_time();
         if !is_alone {
             cpus::begin_to_idle();
             // A CPU without the kernel's lock may have made a thread ready before it could see
             // that this one idles.
             if ready::is_any_for_this_cpu() {
                 cpus::end_to_idle();
+                cpus::end_idle_time();
                 continue;
             }
             kernel_lock::unlock();
@@ -373,6 +375,7 @@ fn run_threads() -> ! {
         if !is_alone {
             kernel_lock::lock();
         }
+        cpus::end_idle_time();
         // While the CPU is marked as idle: it runs the threads itself that this makes ready, and
         // calls no other CPU for them.
         if arch::after_sleep() {
@@ -422,6 +425,8 @@ fn switch() {
         let record = arch::this_cpu();
         record.running.store(pointer.cast_mut().cast(), Ordering::Relaxed);
         record.runs_since.store(time::now(), Ordering::Relaxed);
+        let switches = record.switches.load(Ordering::Relaxed);
+        record.switches.store(switches + 1, Ordering::Relaxed);
         let faults = record.page_faults.load(Ordering::Relaxed);
         record.faults_at_switch.store(faults, Ordering::Relaxed);
         running.thread = next;

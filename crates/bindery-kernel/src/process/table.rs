@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::ops::RangeInclusive;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::errno::Errno;
 use crate::memory::Space;
@@ -21,6 +21,9 @@ pub const MAXIMUM_IDS: RangeInclusive<u32> = FIRST_OF_ROUND + 1..=4 << 20;
 
 /// After a wrap, numbers start here.
 const FIRST_OF_ROUND: u32 = 300;
+
+/// The number of processes and threads since power-on.
+static CREATED: AtomicU64 = AtomicU64::new(0);
 
 /// The maximum number of threads per process, on average.
 const THREADS_PER_PROCESS: usize = 4;
@@ -60,6 +63,11 @@ pub fn maximum_id() -> u32 {
 /// Sets [`maximum_id`] to a number of [`MAXIMUM_IDS`]. Processes and threads keep higher numbers.
 pub fn set_maximum_id(maximum: u32) {
     MAXIMUM_ID.store(maximum, Ordering::Relaxed);
+}
+
+/// The number of processes and threads that were created since power-on.
+pub fn created() -> u64 {
+    CREATED.load(Ordering::Relaxed)
 }
 
 /// The process with this number, if it exists. A process that has ended exists until it is waited
@@ -169,6 +177,12 @@ pub(super) fn add_process(process: &Arc<Process>) {
 pub(super) fn remove_process(id: u32) {
     let removed = TABLE.lock().processes.remove(&id);
     drop(removed);
+}
+
+/// As [`add_thread`], for a thread that has just been created.
+pub(super) fn add_new_thread(thread: &Arc<Thread>) {
+    CREATED.fetch_add(1, Ordering::Relaxed);
+    add_thread(thread);
 }
 
 pub(super) fn add_thread(thread: &Arc<Thread>) {

@@ -1,6 +1,7 @@
 //! Files of `/proc` about the machine as a whole.
 
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::fmt::{self, Write};
 
 use bindery_linux::proc::{FaultCounts, vmstat};
@@ -130,12 +131,20 @@ fn make_interrupts(out: &mut SequenceBuffer<'_>) -> fmt::Result {
 }
 
 fn make_stat(out: &mut SequenceBuffer<'_>) -> fmt::Result {
-    let uptime = time::now() / (time::SECOND / 100);
+    const TICK: u64 = time::SECOND / 100;
+    let uptime = time::now() / TICK;
     let started = (time::real_time() - time::now()) / time::SECOND;
     let count = cpus::count();
-    writeln!(out, "cpu  0 0 0 {} 0 0 0 0 0 0", uptime * u64::from(count))?;
-    (0..count).try_for_each(|cpu| writeln!(out, "cpu{cpu} 0 0 0 {uptime} 0 0 0 0 0 0"))?;
-    writeln!(out, "btime {started}\nprocesses {}", process::all().len())
+    // Threads' time in the kernel counts as user time, as in their own clocks.
+    let idle: Vec<u64> = (0..count).map(|cpu| (cpus::idle_time(cpu) / TICK).min(uptime)).collect();
+    let mut line = |name: fmt::Arguments<'_>, uptime: u64, idle: u64| {
+        writeln!(out, "cpu{name} {} 0 0 {idle} 0 0 0 0 0 0", uptime - idle)
+    };
+    line(format_args!(" "), uptime * u64::from(count), idle.iter().sum())?;
+    (0u32..).zip(&idle).try_for_each(|(cpu, &idle)| line(format_args!("{cpu}"), uptime, idle))?;
+    let (switches, created) = (cpus::switches(), process::created());
+    writeln!(out, "ctxt {switches}\nbtime {started}\nprocesses {created}")?;
+    writeln!(out, "procs_running {}\nprocs_blocked 0", cpus::threads_in_use())
 }
 
 fn make_vmstat(out: &mut SequenceBuffer<'_>) -> fmt::Result {
@@ -145,5 +154,7 @@ fn make_vmstat(out: &mut SequenceBuffer<'_>) -> fmt::Result {
 
 fn make_uptime(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     let (seconds, rest) = (time::now() / time::SECOND, time::now() % time::SECOND);
-    writeln!(out, "{seconds}.{:02} 0.00", rest / 10_000_000)
+    let idle: u64 = (0..cpus::count()).map(cpus::idle_time).sum();
+    let (idle, part) = (idle / time::SECOND, idle % time::SECOND / 10_000_000);
+    writeln!(out, "{seconds}.{:02} {idle}.{part:02}", rest / 10_000_000)
 }
