@@ -41,6 +41,9 @@ pub struct Config {
     /// its wake-up counts as lost: the machine reports the thread and its word to the standard
     /// error, and aborts the process. A limit beyond the range of the clock means none.
     pub park_limit: Duration,
+    /// The length of a brief sleep ([`Platform::park_briefly`]), by default as long as
+    /// `park_limit`, for tests in which each such sleep is ended. Zero for none.
+    pub brief_park: Duration,
 }
 
 /// The content of a machine's memory at the start.
@@ -69,6 +72,7 @@ impl Default for Config {
             broken: None,
             instructions: InstructionCache::Coherent,
             park_limit: Duration::from_secs(30),
+            brief_park: Duration::from_secs(30),
         }
     }
 }

@@ -58,6 +58,7 @@ mod loaded_root;
 mod machine;
 mod memory;
 mod mmu;
+mod pager_thread;
 mod parking;
 mod pass_on;
 mod program;
@@ -80,6 +81,7 @@ pub use mmu::{
     AccessKind, Denial, Fetches, InvalidEntries, Leaf, Meaning, MmuFault, Mode, Rights, Rules,
     Translation, Walk,
 };
+pub use pager_thread::for_pager;
 pub use program::Program;
 pub use stats::Statistics;
 pub use swap_file::{SwapFile, SwapFileCounts, SwapService};

@@ -21,6 +21,7 @@ use crate::instructions::Instructions;
 use crate::memory::{DirectMap, PhysicalMemory};
 use crate::mmu::walk::World;
 use crate::mmu::{Translation, Walk};
+use crate::pager_thread;
 use crate::parking::Parking;
 use crate::signals::Signals;
 use crate::stats::{Requests, Statistics};
@@ -61,8 +62,8 @@ pub(crate) struct Shared<A: Walk> {
     pub(crate) records_roots: AtomicBool,
     pub(crate) log: Log,
     requests: Requests,
-    signals: Signals,
-    parking: Parking,
+    pub(crate) signals: Signals,
+    pub(crate) parking: Parking,
     collections: Collections,
     seed: u64,
     protection_keys: u8,
@@ -99,7 +100,7 @@ impl<A: Walk> Machine<A> {
             log: Log::default(),
             requests: Requests::default(),
             signals: Signals::new(cpus),
-            parking: Parking::new(config.park_limit, seed),
+            parking: Parking::new((config.park_limit, config.brief_park), seed),
             collections: Collections::default(),
             seed,
             protection_keys: config.protection_keys,
@@ -220,29 +221,6 @@ impl<A: Walk> Machine<A> {
     /// The translations of an address space in the strict TLB of `cpu`, in ascending order.
     pub fn cached(&self, cpu: Cpu, root: Frame) -> Vec<Translation> {
         self.tlb(cpu).lock().cached(root)
-    }
-
-    /// Sends a fatal signal to the running thread: [`Platform::fatal_signal`] returns false
-    /// `questions` more times, and true from then on. `None` cancels it. Until then no thread
-    /// sleeps in [`Platform::park`], and sleeping threads wake up, because a sleeping thread would
-    /// not poll for the signal.
-    pub fn fatal_signal_after(&self, questions: Option<u64>) {
-        self.shared.signals.set(questions);
-        self.shared.parking.interrupt(|_| true);
-    }
-
-    /// Like [`Machine::fatal_signal_after`], for a signal that is not fatal ([`Platform::signal`]).
-    pub fn signal_after(&self, questions: Option<u64>) {
-        self.shared.signals.set_other(questions);
-        self.shared.parking.interrupt(|_| true);
-    }
-
-    /// Kills the thread on `cpu`: [`Platform::fatal_signal`] returns true there from now on. If
-    /// that thread is parked, it wakes up and never sleeps in [`Platform::park`] again. Panics if
-    /// the CPU does not exist.
-    pub fn kill(&self, cpu: Cpu) {
-        self.shared.signals.kill(cpu);
-        self.shared.parking.interrupt(|other| other == cpu);
     }
 
     /// The number of threads that sleep in [`Platform::park`]. The next wake-up of a word finds
@@ -390,6 +368,15 @@ unsafe impl<A: Walk> Platform for Machine<A> {
             self.cpu().0
         );
         self.shared.parking.park(self.cpu(), word, expected, &self.shared.signals);
+    }
+
+    fn park_briefly(&self, word: &AtomicU32, expected: u32) {
+        assert!(!self.shared.seats.inside(), "a thread sleeps briefly inside a read section");
+        self.shared.parking.park_briefly((self.cpu(), word, expected), &self.shared.signals);
+    }
+
+    fn works_for_pager(&self) -> bool {
+        pager_thread::is_one()
     }
 
     fn unpark(&self, word: *const AtomicU32) {

@@ -36,6 +36,8 @@ const SPURIOUS_WAKEUPS: bool = cfg!(feature = "spurious_wakeups");
 pub(crate) struct Parking {
     /// The longest sleep.
     limit: Duration,
+    /// The length of a brief sleep.
+    brief: Duration,
     /// The thread that built the machine. In a test run, its name is the name of the test.
     builder: Thread,
     sleepers: Mutex<Vec<Sleeper>>,
@@ -61,14 +63,29 @@ unsafe impl Send for Sleeper {}
 
 impl Parking {
     /// No thread sleeps. The seed determines the spurious wake-ups.
-    pub(crate) fn new(limit: Duration, seed: u64) -> Self {
+    pub(crate) fn new((limit, brief): (Duration, Duration), seed: u64) -> Self {
         let builder = thread::current();
         let (sleepers, asleep, next) = (Mutex::default(), AtomicU32::new(0), AtomicU64::new(0));
-        Self { limit, builder, sleepers, asleep, next, seed }
+        Self { limit, brief, builder, sleepers, asleep, next, seed }
     }
 
     /// Puts the calling thread, on `cpu`, to sleep until `word` is unparked.
     pub(crate) fn park(&self, cpu: Cpu, word: &AtomicU32, expected: u32, signals: &Signals) {
+        self.park_for(None, (cpu, word, expected), signals);
+    }
+
+    /// As [`Parking::park`], for a limited time.
+    pub(crate) fn park_briefly(&self, sleep: (Cpu, &AtomicU32, u32), signals: &Signals) {
+        self.park_for(Some(self.brief), sleep, signals);
+    }
+
+    /// Sleeps for at most the time of a `brief` sleep, or until the wake-up counts as lost.
+    fn park_for(
+        &self,
+        brief: Option<Duration>,
+        (cpu, word, expected): (Cpu, &AtomicU32, u32),
+        signals: &Signals,
+    ) {
         let sleep = self.next.fetch_add(1, Ordering::Relaxed);
         let spurious = SPURIOUS_WAKEUPS.then(|| spurious_wakeup(self.seed ^ sleep));
         if signals.keep_awake(cpu) || spurious == Some(Duration::ZERO) {
@@ -87,13 +104,14 @@ impl Parking {
             self.asleep.fetch_add(1, Ordering::Release);
         };
         let key = ptr::from_ref(word).addr();
-        let until = Instant::now().checked_add(spurious.unwrap_or(self.limit));
+        let limit = brief.unwrap_or(self.limit);
+        let until = Instant::now().checked_add(spurious.map_or(limit, |at| at.min(limit)));
         // SAFETY: 1. The key is the address of an existing word, which contains no lock of that
         // crate and is used as a key only in this module. 2. The closures neither panic nor call
         // the crate.
         let result = unsafe { park(key, stays, sleeps, |_, _| (), token_of(sleep), until) };
         self.asleep.fetch_sub(slept.get(), Ordering::Relaxed);
-        if result == ParkResult::TimedOut && spurious.is_none() {
+        if result == ParkResult::TimedOut && spurious.is_none() && brief.is_none() {
             self.give_up(sleep);
         }
         self.end(sleep);

@@ -92,6 +92,16 @@ macro_rules! pass_on {
             ::bindery::Platform::park(&self.$to, word, expected);
         }
     };
+    (@ $to:tt park_briefly) => {
+        fn park_briefly(&self, word: &::core::sync::atomic::AtomicU32, expected: u32) {
+            ::bindery::Platform::park_briefly(&self.$to, word, expected);
+        }
+    };
+    (@ $to:tt works_for_pager) => {
+        fn works_for_pager(&self) -> bool {
+            ::bindery::Platform::works_for_pager(&self.$to)
+        }
+    };
     (@ $to:tt unpark) => {
         fn unpark(&self, word: *const ::core::sync::atomic::AtomicU32) {
             ::bindery::Platform::unpark(&self.$to, word);

@@ -2,7 +2,36 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+#[cfg(doc)]
+use bindery::Platform;
 use bindery::platform::Cpu;
+
+use crate::{Machine, Walk};
+
+impl<A: Walk> Machine<A> {
+    /// Sends a fatal signal to the running thread: [`Platform::fatal_signal`] returns false
+    /// `questions` more times, and true from then on. `None` cancels it. Until then no thread
+    /// sleeps in [`Platform::park`], and sleeping threads wake up, because a sleeping thread would
+    /// not poll for the signal.
+    pub fn fatal_signal_after(&self, questions: Option<u64>) {
+        self.shared.signals.set(questions);
+        self.shared.parking.interrupt(|_| true);
+    }
+
+    /// Like [`Machine::fatal_signal_after`], for a signal that is not fatal ([`Platform::signal`]).
+    pub fn signal_after(&self, questions: Option<u64>) {
+        self.shared.signals.set_other(questions);
+        self.shared.parking.interrupt(|_| true);
+    }
+
+    /// Kills the thread on `cpu`: [`Platform::fatal_signal`] returns true there from now on. If
+    /// that thread is parked, it wakes up and never sleeps in [`Platform::park`] again. Panics if
+    /// the CPU does not exist.
+    pub fn kill(&self, cpu: Cpu) {
+        self.shared.signals.kill(cpu);
+        self.shared.parking.interrupt(|other| other == cpu);
+    }
+}
 
 /// No signal will come.
 const NEVER: u64 = u64::MAX;

@@ -274,6 +274,23 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
         self.park(word, expected);
     }
 
+    /// Like [`Platform::park`], but returns after a short time of the embedder's choice at the
+    /// latest, even if the word has not changed (Linux: a tenth of a second in
+    /// `reclaim_throttle`). A call that would fail for lack of memory waits like this, up to 32
+    /// times, for a pager that stores pages for it and may never answer
+    /// ([`crate::Memory::lasting_file_system`]). No lock of the core is held.
+    ///
+    /// The provided version lets other threads run ([`Platform::yield_if_due`]) a thousand times.
+    fn park_briefly(&self, word: &AtomicU32, expected: u32) {
+        for _ in 0..1000 {
+            if word.load(Ordering::Acquire) != expected {
+                return;
+            }
+            self.yield_if_due();
+            self.relax();
+        }
+    }
+
     /// Wakes all threads that are parked on `word`, which was changed before the call. The word may
     /// already have been freed and reused, so only its address may be used. The function may be
     /// called anywhere, with table locks held and in read sections, so it may wait only for spin
@@ -330,6 +347,17 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// swap area. The provided version calls [`Platform::fatal_signal`].
     fn signal(&self) -> bool {
         self.fatal_signal()
+    }
+
+    /// Whether the running thread works for a [`crate::Pager`]: it stores or reads pages, and others
+    /// may wait for it. It may make pages dirty beyond a [`crate::DirtyLimit`], and when it needs
+    /// memory, reclaim enters no pager and does not wait for one. (Linux: `PF_LOCAL_THROTTLE`,
+    /// `GFP_NOFS`.) A thread that is in a method of a pager counts as well if it calls the core
+    /// there while the pager could not be entered again. Always `false` by default.
+    ///
+    /// Context: any.
+    fn works_for_pager(&self) -> bool {
+        false
     }
 
     /// The number of the running thread for the messages of a userfaultfd

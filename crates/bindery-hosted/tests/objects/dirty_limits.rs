@@ -291,6 +291,50 @@ fn a_fatal_signal_ends_the_wait_for_room() {
     assert_eq!(files.counts().pages_written, 0);
 }
 
+/// The signal arrives while the pager has the pages, of this writer or of a sync, and is silent.
+#[test]
+fn a_kill_ends_waits_for_silent_pagers() {
+    for is_synced in [false, true] {
+        let (files, limit) = (DelayedFiles::new(), DirtyLimit::new(2));
+        let config = Config { memory: 32 * MIB, cpus: 4, ..Config::default() };
+        let (machine, memory) = memory_with::<A>(config);
+        {
+            files.keep_reads(false);
+            let file = memory.file_system_within(&files, &limit).file(1, 8 * PAGE).unwrap();
+            let space = AddressSpace::new(&memory, options()).unwrap();
+            map(&space, &file, AT, 8 * PAGE, Sharing::Shared).unwrap();
+            write(&file, 0..2).unwrap();
+            files.keep_writes(true);
+            thread::scope(|scope| {
+                if is_synced {
+                    scope.spawn(|| machine.on_cpu(Cpu(3), || file.sync(0, u64::MAX)));
+                    files.wait_for_writes(1);
+                }
+                let writer = scope.spawn(|| machine.on_cpu(Cpu(1), || write(&file, 2..3)));
+                let program = scope.spawn(|| {
+                    let fault = || space.fault(VirtAddr(AT + 5 * PAGE), Access::Write).map(drop);
+                    machine.on_cpu(Cpu(2), fault)
+                });
+                files.wait_for_writes(1);
+                while machine.parked_threads() < 2 + u32::from(is_synced) {
+                    thread::yield_now();
+                }
+                machine.kill(Cpu(1));
+                assert_eq!(writer.join().unwrap(), Err(Error::Interrupted));
+                assert!(!program.is_finished());
+                machine.kill(Cpu(2));
+                assert_eq!(program.join().unwrap(), Err(FaultError::Interrupted));
+                assert_eq!(limit.pages(), 2);
+                files.keep_writes(false);
+                files.answer_all(&memory);
+            });
+            audit(&machine, &memory, &[&space]);
+            assert_eq!(limit.pages(), 0);
+            assert_eq!(files.files.stored_pages(1), 2);
+        }
+    }
+}
+
 #[test]
 fn failed_pages_are_tried_once_more() {
     let bad = Failing::new();

@@ -37,6 +37,7 @@ mod read_ahead;
 mod read_around;
 mod reclaim;
 mod reclaim_races;
+mod reclaim_stores;
 mod refusing_pager;
 mod reserving_pager;
 mod rmap_walks;

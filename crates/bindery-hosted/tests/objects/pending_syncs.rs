@@ -503,3 +503,29 @@ fn a_failed_write_ends_an_msync() {
         assert!(matches!(call.step(&fixture.space), Ok(Step::Done)));
     });
 }
+
+/// The pager is silent, so a sync that took no record from the pool would have to block.
+#[test]
+fn syncs_have_records_without_memory() {
+    with_file(|fixture, file| {
+        let others: Vec<_> = (2..34)
+            .map(|number| {
+                let file = fixture.memory.file(fixture.pager, number, 0).unwrap();
+                file.write(0, &[1]).unwrap();
+                file
+            })
+            .collect();
+        fixture.memory.trim();
+        fixture.memory.fail_allocations_after(Some(0));
+        let mut syncs: Vec<_> = others.iter().map(|file| file.begin_sync(0, u64::MAX)).collect();
+        for sync in &mut syncs {
+            assert!(matches!(sync.step(), Ok(Step::Blocked(_))));
+        }
+        fixture.memory.fail_allocations_after(None);
+        assert_eq!(fixture.pager.answer_all(fixture.memory), 32);
+        for sync in &mut syncs {
+            assert_eq!(fixture.in_steps(sync), (Ok(()), 0));
+        }
+        drop(file);
+    });
+}

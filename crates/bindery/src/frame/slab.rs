@@ -12,7 +12,7 @@
 //! number of objects in use (next 16). A free slot begins with the number of the next free slot.
 //! Frames with both room and objects are on a list through `next` and `previous`. Full frames are
 //! on no list. One empty frame is kept as a spare, and others are freed. More spare frames are kept
-//! if a caller has requested them ([`Slab::stock`]).
+//! if a caller has requested them, until a trim ([`Slab::stock`]) or for longer ([`Slab::pool`]).
 //!
 //! Each slab has one spin lock, held for a constant number of steps. The allocator's lock is
 //! acquired inside the slab's lock. For slabs of the most frequently allocated kinds, each CPU has
@@ -110,6 +110,10 @@ pub(super) struct SlabLists {
     spare: u32,
     /// The number of allocations that are draining the magazines.
     pub(super) drains: u32,
+    /// The number of frames that the slab keeps ([`Slab::pool`]).
+    pooled: u32,
+    /// The number of calls that keep them.
+    pools: u64,
     /// The number of objects, including slots in magazines.
     pub(super) objects: u64,
     frames: u64,
@@ -140,7 +144,8 @@ impl SlabWord {
 }
 
 impl SlabLists {
-    const EMPTY: Self = Self { partial: NONE, spare: NONE, drains: 0, objects: 0, frames: 0 };
+    const EMPTY: Self =
+        Self { partial: NONE, spare: NONE, drains: 0, pooled: 0, pools: 0, objects: 0, frames: 0 };
 
     /// Whether a frame has both room and objects.
     #[inline]
@@ -306,6 +311,54 @@ impl<T, P: Platform> Slab<T, P> {
         })
     }
 
+    /// Adds frames until the slab has enough for `objects` objects, and keeps that many, also in
+    /// [`Slab::trim`], until each call has its [`Slab::unpool`]. So while fewer objects exist,
+    /// [`Slab::allocate_pooled`] does not fail. `false` if memory is exhausted. All calls pass the
+    /// same number. For a slab without magazines, because the free objects could lie in those of
+    /// another CPU.
+    pub(crate) fn pool(&self, frames: &Frames<P>, objects: u16) -> bool {
+        debug_assert!(self.place >= MAGAZINES);
+        let wanted = objects.div_ceil(Self::PER_FRAME);
+        loop {
+            {
+                let lists = &mut *self.lock();
+                if lists.frames >= u64::from(wanted) {
+                    lists.pooled = wanted.into();
+                    lists.pools += 1;
+                    return true;
+                }
+            }
+            if !self.stock(frames, 1) {
+                return false;
+            }
+        }
+    }
+
+    /// Ends a [`Slab::pool`]. The frames stay until [`Slab::trim`].
+    pub(crate) fn unpool(&self) {
+        let lists = &mut *self.lock();
+        lists.pools -= 1;
+        if lists.pools == 0 {
+            lists.pooled = 0;
+        }
+    }
+
+    /// As [`Slab::allocate_with`], from the slab's own frames only. `None` if they are full.
+    pub(crate) fn allocate_pooled(
+        &self,
+        frames: &Frames<P>,
+        make: impl FnOnce() -> T,
+    ) -> Option<NonNull<T>> {
+        let slot = {
+            let lists = &mut *self.lock();
+            if lists.partial == NONE && lists.spare == NONE {
+                return None;
+            }
+            Self::take(lists, frames)?
+        };
+        Some(Reserved { slot: slot.cast() }.fill(make))
+    }
+
     /// Takes a slot of a frame on the partial list.
     ///
     /// # Safety
@@ -422,7 +475,8 @@ impl<T, P: Platform> Slab<T, P> {
             return None;
         }
         Self::unlink(lists, frames, frame);
-        if lists.spare == NONE {
+        if lists.spare == NONE || lists.frames <= u64::from(lists.pooled) {
+            frames.meta(frame).next.store(lists.spare, Relaxed);
             lists.spare = frame.0;
             return None;
         }
@@ -447,11 +501,15 @@ impl<T, P: Platform> Slab<T, P> {
         unsafe { frames.free(frame, Order::PAGE) };
     }
 
-    /// Empties all magazines and returns the spare frames to the allocator.
+    /// Empties all magazines and returns the spare frames to the allocator, except those of a
+    /// [`Slab::pool`].
     pub(crate) fn trim(&self, frames: &Frames<P>) {
         self.drain(frames);
         loop {
             let mut lists = self.lock();
+            if lists.frames <= u64::from(lists.pooled) {
+                return;
+            }
             let Some(spare) = Self::take_spare(&mut lists, frames) else { return };
             lists.frames -= 1;
             drop(lists);

@@ -40,6 +40,8 @@ pub(crate) struct Answers {
     pub(crate) writes: AnswerList,
     /// Threads that wait for an answer.
     pub(crate) completions: Completions,
+    /// The writes that reclaim has requested.
+    pub(crate) reclaim: ReclaimWrites,
     /// The identity of the memory, unique among all memories.
     pub(crate) identity: u64,
 }
@@ -48,7 +50,44 @@ impl Answers {
     pub(super) fn new() -> Self {
         let identity = MEMORIES.fetch_add(1, Relaxed) + 1;
         let (reads, writes) = (AnswerList::new(), AnswerList::new());
-        Self { reads, writes, completions: Completions::new(), identity }
+        let (completions, reclaim) = (Completions::new(), ReclaimWrites::default());
+        Self { reads, writes, completions, reclaim, identity }
+    }
+}
+
+/// The batches of writes that reclaim has requested, which no thread has to wait for.
+#[derive(Default)]
+pub(crate) struct ReclaimWrites {
+    begun: AtomicU64,
+    ended: AtomicU64,
+    /// One more than the number of ended batches when a thread last waited in vain; 0 for never.
+    in_vain: AtomicU64,
+}
+
+impl ReclaimWrites {
+    pub(crate) fn begin(&self) {
+        self.begun.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn end(&self) {
+        self.ended.fetch_add(1, Relaxed);
+    }
+
+    /// The number of ended batches.
+    pub(crate) fn ended(&self) -> u64 {
+        self.ended.load(Relaxed)
+    }
+
+    /// Whether a batch has not ended, and a wait for it is not known to be in vain.
+    pub(crate) fn may_end(&self) -> bool {
+        let ended = self.ended();
+        ended != self.begun.load(Relaxed) && self.in_vain.load(Relaxed) != ended + 1
+    }
+
+    /// Records that a thread has waited in vain since `ended` batches had ended. Threads wait again
+    /// once another batch has ended.
+    pub(crate) fn note_silence(&self, ended: u64) {
+        self.in_vain.store(ended + 1, Relaxed);
     }
 }
 

@@ -1,6 +1,10 @@
 //! [`DirtyLimit`]: a limit for the dirty pages of files.
 
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// The maximum number of batches of one limit's pages that reclaim has stored at the same time, so
+/// that pagers that do not answer leave records to the others.
+const BATCHES: u32 = 8;
 
 /// A limit for the dirty pages of a set of files, including pages under writeback (Linux:
 /// `vm.dirty_bytes`, and `max_bytes` of a `bdi`). One limit applies to all files
@@ -31,13 +35,16 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub struct DirtyLimit {
     limit: AtomicU64,
     pages: AtomicU64,
+    /// The number of batches that reclaim has begun and that have not ended.
+    batches: AtomicU32,
 }
 
 impl DirtyLimit {
     /// A limit of `pages` pages; `u64::MAX` means no limit.
     #[must_use]
     pub const fn new(pages: u64) -> Self {
-        Self { limit: AtomicU64::new(pages), pages: AtomicU64::new(0) }
+        let (limit, zero) = (AtomicU64::new(pages), AtomicU64::new(0));
+        Self { limit, pages: zero, batches: AtomicU32::new(0) }
     }
 
     /// The number of pages that may be dirty. At least one may be dirty, whatever the limit.
@@ -65,5 +72,19 @@ impl DirtyLimit {
     /// Adds `by` to the number of pages; a wrapped value subtracts.
     pub(crate) fn charge(&self, by: u64) {
         self.pages.fetch_add(by, Relaxed);
+    }
+
+    /// Counts a batch that reclaim begins. Returns whether it may begin.
+    pub(crate) fn begin_batch(&self) -> bool {
+        let begun = self.batches.fetch_add(1, Relaxed) < BATCHES;
+        if !begun {
+            self.end_batch();
+        }
+        begun
+    }
+
+    /// Ends a batch that reclaim has begun.
+    pub(crate) fn end_batch(&self) {
+        self.batches.fetch_sub(1, Relaxed);
     }
 }

@@ -10,6 +10,7 @@ use crate::error::{Error, NoMemory};
 use crate::platform::Platform;
 
 use super::attachments::{Attachments, SegmentId, SegmentMark};
+use super::detached_batch;
 use super::file_system::held;
 use super::lent::Lent;
 use super::pager::Pager;
@@ -143,7 +144,8 @@ impl<P: Platform> Memory<P> {
     ) -> Result<Object<'m, P>, Error> {
         // SAFETY: 1. as for a quota.
         let pager = unsafe { Lent::pager(pager) };
-        let backing = Backing::File { pager, file, file_system: 0, dirty_limit: None };
+        let (file_system, dirty_limit, lasts) = (0, None, false);
+        let backing = Backing::File { pager, file, file_system, dirty_limit, lasts };
         add(self, backing, size, Seals::empty())
     }
 }
@@ -177,14 +179,25 @@ fn add_or_find<P: Platform>(
     }
     memory.may_wait();
     let identity = Registry::of(memory).new_identity();
+    let is_file = matches!(backing, Backing::File { .. });
     let state = memory.retry::<_, Error>(|| {
+        if is_file {
+            detached_batch::join_pool(memory)?;
+        }
         let state = ObjectState::new(identity, backing, size, seals);
         let objects = memory.slab::<ObjectState>();
-        Ok(objects.allocate(&memory.frames, state).ok_or(NoMemory)?)
+        let state = objects.allocate(&memory.frames, state);
+        if state.is_none() && is_file {
+            detached_batch::leave_pool(memory);
+        }
+        Ok(state.ok_or(NoMemory)?)
     })?;
     // SAFETY: 1. the object is freed here if it is not added, and otherwise by `last_holder`, once
     // the object has left and its name is free.
     if let Err(found) = unsafe { Registry::of(memory).add(state) } {
+        if is_file {
+            detached_batch::leave_pool(memory);
+        }
         // SAFETY: the object came from this slab, and no other thread has seen it.
         unsafe { memory.slab::<ObjectState>().free(&memory.frames, state) };
         return Ok(Err(found));

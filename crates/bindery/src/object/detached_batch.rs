@@ -14,6 +14,10 @@
 //! that an answer wakes them ([`super::page_index::Pages`], `wait`). Reclaim settles answered
 //! batches, too.
 //!
+//! # Memory for the records
+//! Pages have to be stored in order to free memory. So while a memory has files, it keeps the memory
+//! for the records of 32 batches ([`join_pool`]). More batches need free memory.
+//!
 //! # The object lives as long as the batch
 //! The last holder of an object waits until the object's list has no writes
 //! ([`super::last_holder`]). So the settling thread's last access to the object removes the records
@@ -29,19 +33,41 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use arrayvec::ArrayVec;
 
 use crate::Memory;
-use crate::collections::page_tree::IndexRun;
+use crate::addr::Frame;
+use crate::collections::page_tree::{IndexRun, PAGE_LIMIT};
 use crate::error::{Failure, NoMemory};
+use crate::folio::{FolioOwner, FolioRef, Owner};
 use crate::memory::Earlier;
 use crate::platform::Platform;
 
 use super::ObjectState;
 use super::answer::{Settled, TransferEnd};
 use super::in_flight::{FlightRecord, Ticket};
-use super::save::{Rules, SaveBatch, Saved};
+use super::save::{Rules, SaveBatch, Saved, Tried};
 use super::write_request::{PageWrite, WriteRequest};
 
 /// The maximum number of runs in a batch, chosen so that the record fits into a slab.
 const RUNS: usize = 7;
+
+/// The number of batches for which there is always memory, while a memory has files.
+const POOL: u16 = 32;
+
+/// The maximum number of pages of a batch that reclaim begins.
+const RECLAIMED: u32 = 512;
+
+/// Reserves the memory for the first [`POOL`] batches, so that pages can be stored when memory has
+/// run out, until each call has its [`leave_pool`].
+///
+/// # Errors
+/// [`NoMemory`].
+pub(super) fn join_pool<P: Platform>(memory: &Memory<P>) -> Result<(), NoMemory> {
+    if memory.slab::<DetachedBatch>().pool(&memory.frames, POOL) { Ok(()) } else { Err(NoMemory) }
+}
+
+/// Ends a [`join_pool`].
+pub(super) fn leave_pool<P: Platform>(memory: &Memory<P>) {
+    memory.slab::<DetachedBatch>().unpool();
+}
 
 type Writes = ArrayVec<PageWrite<'static>, RUNS>;
 
@@ -64,6 +90,25 @@ pub(crate) struct DetachedBatch {
     result: Cell<Result<(), Failure>>,
     end: TransferEnd,
     earlier: Earlier,
+    /// Whether reclaim has begun the batch.
+    is_for_reclaim: bool,
+}
+
+impl DetachedBatch {
+    fn new(object: &ObjectState) -> Self {
+        Self {
+            records: [const { FlightRecord::detached() }; RUNS],
+            object: NonNull::from(object),
+            batch: OnceCell::new(),
+            writes: OnceCell::new(),
+            asked: Cell::new(0),
+            unanswered: AtomicU32::new(1),
+            result: Cell::new(Ok(())),
+            end: TransferEnd::new(),
+            earlier: Earlier::new(),
+            is_for_reclaim: false,
+        }
+    }
 }
 
 // SAFETY: 1. No other type has this kind.
@@ -120,25 +165,16 @@ impl<P: Platform> Drop for Beginner<'_, P> {
 /// changing the first of them. Called without locks.
 ///
 /// # Errors
-/// [`NoMemory`] for the record.
+/// [`NoMemory`] for the record: [`POOL`] batches or more have not ended, and no memory is free.
 pub(super) fn begin<'m, P: Platform>(
     memory: &'m Memory<P>,
     object: &ObjectState,
     first: u64,
     rules: Rules,
 ) -> Result<(u64, Option<FollowedBatch<'m, P>>), NoMemory> {
-    let record = memory.slab::<DetachedBatch>().allocate_with(&memory.frames, || DetachedBatch {
-        records: [const { FlightRecord::detached() }; RUNS],
-        object: NonNull::from(object),
-        batch: OnceCell::new(),
-        writes: OnceCell::new(),
-        asked: Cell::new(0),
-        unanswered: AtomicU32::new(1),
-        result: Cell::new(Ok(())),
-        end: TransferEnd::new(),
-        earlier: Earlier::new(),
-    });
-    let record = record.ok_or(NoMemory)?;
+    let (slab, new) = (memory.slab::<DetachedBatch>(), || DetachedBatch::new(object));
+    let record = slab.allocate_with(&memory.frames, new);
+    let record = record.or_else(|| slab.allocate_pooled(&memory.frames, new)).ok_or(NoMemory)?;
     // SAFETY: the record is new, and is freed below or by its last holder; the caller is one of the
     // holders.
     let state = unsafe { record.as_ref() };
@@ -155,9 +191,26 @@ pub(super) fn begin<'m, P: Platform>(
     }
     state.end.follow();
     let followed = FollowedBatch { memory, batch: record };
+    // SAFETY: 1. the record has begun the batch and has no request yet.
+    unsafe { ask(memory, record, batch) };
+    Ok((after, Some(followed)))
+}
+
+/// Makes the pager store the runs of a batch. Called without locks.
+///
+/// # Safety
+/// 1. `batch` was begun with the flight records of `record`, whose batch is not set yet.
+unsafe fn ask<P: Platform>(
+    memory: &Memory<P>,
+    record: NonNull<DetachedBatch>,
+    batch: SaveBatch<RUNS>,
+) {
     let _beginner = Beginner { memory, batch: record };
+    // SAFETY: the beginner holds a part of the count, so the record stays in the list of the
+    // object, whose last holder waits for the record (obligation 1).
+    let (state, object) = unsafe { (record.as_ref(), record.as_ref().object.as_ref()) };
     let batch = state.batch.get_or_init(|| batch);
-    let Some((pager, file)) = object.file() else { return Ok((after, Some(followed))) };
+    let Some((pager, file)) = object.file() else { return };
     let writes = state.writes.get_or_init(|| {
         let writes = batch.groups().map(|runs| {
             // SAFETY: the runs stay in the record, like the writes. Both are freed with it.
@@ -174,7 +227,56 @@ pub(super) fn begin<'m, P: Platform>(
         // list, as in `save`.
         pager.begin_write(unsafe { WriteRequest::new(memory, write) });
     }
-    Ok((after, Some(followed)))
+}
+
+/// Starts to store dirty pages of a file from the folio of `frame` on, for reclaim, which has no
+/// handle to the file. Returns whether a batch has begun; it ends without the caller. Never tries a
+/// page that the pager has failed to store. Does nothing if the frame is no longer in a file with a
+/// lasting pager, if another thread holds one of the locks, or if the limit has its share of the
+/// records. Allocates nothing. Called without locks, in a thread that does not work for a pager.
+pub(crate) fn store_for_reclaim<P: Platform>(memory: &Memory<P>, frame: Frame) -> bool {
+    let held = memory.frames.try_hold(frame);
+    let Some(locked) = held.and_then(FolioRef::try_into_locked) else { return false };
+    let FolioOwner { owner: Owner::File(object), first } = locked.owner() else { return false };
+    // SAFETY: the object owns the folio, whose lock is held, so it lives until it has dropped the
+    // folio. Before that, it waits for the invalidate lock, and afterwards for the batch.
+    let object: &ObjectState = unsafe { object.cast().as_ref() };
+    if !object.has_lasting_pager() {
+        return false;
+    }
+    let Some(alone) = object.invalidate_lock.try_write(memory.platform()) else { return false };
+    let first = first.first();
+    drop(locked);
+    let limit = object.pages.unsaved.limit().unwrap_or(memory.dirty_limit());
+    if !limit.begin_batch() {
+        return false;
+    }
+    let slab = memory.slab::<DetachedBatch>();
+    let new = || DetachedBatch { is_for_reclaim: true, ..DetachedBatch::new(object) };
+    let Some(record) = slab.allocate_pooled(&memory.frames, new) else {
+        limit.end_batch();
+        return false;
+    };
+    let mut batch = SaveBatch::new(first);
+    let rules = Rules { end: PAGE_LIMIT, turn: u64::MAX, most: RECLAIMED, tried: Tried::Never };
+    {
+        // SAFETY: the record is new.
+        let state = unsafe { record.as_ref() };
+        // SAFETY: 1. as in `begin`.
+        unsafe { batch.begin_locked((memory, object), &state.records, rules, &alone.proof) };
+    }
+    if batch.is_empty() {
+        limit.end_batch();
+        // SAFETY: as in `begin`.
+        unsafe { slab.free(&memory.frames, record) };
+        return false;
+    }
+    memory.answers.reclaim.begin();
+    // From here on only the batch keeps the object.
+    drop(alone);
+    // SAFETY: 1. the record has begun the batch and has no request yet.
+    unsafe { ask(memory, record, batch) };
+    true
 }
 
 /// Ends a batch: its pages become clean, or dirty again, and its records leave the list.
@@ -186,6 +288,12 @@ unsafe fn settle<P: Platform>(memory: &Memory<P>, batch: NonNull<DetachedBatch>)
     // SAFETY: the batch lives until it is released below; the object lives until its list lacks the
     // records (obligation 1).
     let (state, object) = unsafe { (batch.as_ref(), batch.as_ref().object.as_ref()) };
+    if state.is_for_reclaim {
+        object.pages.unsaved.limit().unwrap_or(memory.dirty_limit()).end_batch();
+        memory.answers.reclaim.end();
+        // The pages are clean now, so a search finds pages that the last search did not.
+        memory.clock.exhausted.forget();
+    }
     let (Some(runs), asked) = (state.batch.get(), state.asked.get()) else { return };
     let writes = state.writes.get().map_or(&[][..], |writes| writes);
     let answer = |number: usize| {

@@ -53,6 +53,8 @@ pub struct FileSystem<'m, P: Platform> {
     /// The number of the number space; not 0.
     number: u64,
     dirty_limit: Option<&'m DirtyLimit>,
+    /// Whether the pager and the limit exist forever.
+    lasts: bool,
 }
 
 impl<P: Platform> Memory<P> {
@@ -61,7 +63,8 @@ impl<P: Platform> Memory<P> {
     ///
     /// Context: any.
     pub fn file_system<'m>(&'m self, pager: &'m dyn Pager) -> FileSystem<'m, P> {
-        FileSystem { memory: self, pager, number: self.new_identity(), dirty_limit: None }
+        let number = self.new_identity();
+        FileSystem { memory: self, pager, number, dirty_limit: None, lasts: false }
     }
 
     /// Like [`Memory::file_system`], with a limit for the dirty pages of its files in addition to
@@ -78,6 +81,41 @@ impl<P: Platform> Memory<P> {
         // The limit for all files already counts the pages.
         let is_own = !core::ptr::eq(dirty_limit, self.dirty_limit());
         FileSystem { dirty_limit: is_own.then_some(dirty_limit), ..self.file_system(pager) }
+    }
+
+    /// As [`Memory::file_system_within`], for a pager and a limit that exist forever. Reclaim, which
+    /// has no handle to a file, may then store dirty pages: it asks the pager for up to eight
+    /// batches of each limit at a time, waits for none of them, and frees the pages once they are
+    /// stored. Without this, dirty pages stay in memory until a writer finds no room, or the
+    /// embedder stores them ([`Object::sync`], [`FileSystem::write_back`]).
+    ///
+    /// The thread that reclaims calls [`Pager::begin_write`], without locks, in any call that may
+    /// find no memory. So the method must not wait for its device, and should need no memory that
+    /// it has not reserved. A thread that works for the pager must not enter it again, which the
+    /// platform reports ([`Platform::works_for_pager`]).
+    ///
+    /// ```
+    /// use bindery::{DirtyLimit, FileSystem, Memory, Pager, Platform};
+    ///
+    /// static LIMIT: DirtyLimit = DirtyLimit::new(1024);
+    ///
+    /// /// The root file system, which is never unmounted.
+    /// fn mount<P: Platform>(memory: &Memory<P>, disk: &'static dyn Pager) -> FileSystem<'_, P> {
+    ///     memory.lasting_file_system(disk, Some(&LIMIT))
+    /// }
+    /// ```
+    ///
+    /// Context: any.
+    pub fn lasting_file_system<'m>(
+        &'m self,
+        pager: &'static dyn Pager,
+        dirty_limit: Option<&'static DirtyLimit>,
+    ) -> FileSystem<'m, P> {
+        let system = match dirty_limit {
+            Some(limit) => self.file_system_within(pager, limit),
+            None => self.file_system(pager),
+        };
+        FileSystem { lasts: true, ..system }
     }
 }
 
@@ -134,7 +172,8 @@ fn open<'m, P: Platform>(
     // SAFETY: 1. as the pager.
     let lend = |limit| unsafe { Lent::new(NonNull::from(limit)) };
     let dirty_limit = system.dirty_limit.map(lend);
-    let backing = Backing::File { pager, file: number, file_system: system.number, dirty_limit };
+    let (file_system, lasts) = (system.number, system.lasts);
+    let backing = Backing::File { pager, file: number, file_system, dirty_limit, lasts };
     add(memory, backing, size, Seals::empty())
 }
 

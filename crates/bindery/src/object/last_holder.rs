@@ -16,6 +16,7 @@ use crate::collections::page_tree::PAGE_LIMIT;
 use crate::platform::Platform;
 
 use super::ObjectState;
+use super::detached_batch::leave_pool;
 use super::dropping::{DropPiece, drop_pages};
 use super::read_end::{end_reads, wait_for_reads_ahead};
 use super::registry::{Leave, Registry};
@@ -86,14 +87,26 @@ fn take_apart<P: Platform>(memory: &Memory<P>, object: &ObjectState) {
     if object.is_file() {
         end_reads(memory, object);
     }
-    // A reclaimer has no hold on the object, only this lock.
-    object.invalidate_lock.with_write(memory.platform(), |proof| {
-        let all = PageRange { first: 0, end: PAGE_LIMIT };
-        drop_pages(memory, object, all, &mut DropPiece::first_of(memory), proof);
-    });
+    let all = PageRange { first: 0, end: PAGE_LIMIT };
+    loop {
+        // A reclaimer has no hold on the object, only this lock. It may have begun to store pages
+        // since the last holder has saved them.
+        object.pages.wait_for_writes(memory, all, u64::MAX);
+        let is_dropped = object.invalidate_lock.with_write(memory.platform(), |proof| {
+            let may_drop = object.pages.ends.no_writes();
+            if may_drop {
+                drop_pages(memory, object, all, &mut DropPiece::first_of(memory), proof);
+            }
+            may_drop
+        });
+        if is_dropped {
+            break;
+        }
+    }
     object.uncommit(memory, object.committed());
     if let Some((pager, file)) = object.file() {
         pager.removed(file);
+        leave_pool(memory);
     }
     debug_assert!(object.mappers.is_empty(), "an object without holders is mapped");
     // SAFETY: 1. the only caller has the name from `leave` and calls once.

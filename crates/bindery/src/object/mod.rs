@@ -154,7 +154,7 @@ use crate::platform::Platform;
 pub use attachments::{Attachments, SegmentId};
 #[cfg(feature = "collapse")]
 pub(crate) use collapse::{collapse, try_collapse};
-pub(crate) use detached_batch::settle_written;
+pub(crate) use detached_batch::{settle_written, store_for_reclaim};
 pub use file_system::FileSystem;
 pub(crate) use frame_source::ShownFrames;
 pub use frame_source::{FrameList, FramePiece, FrameSource};

@@ -1,8 +1,10 @@
 //! Reclaim of a file's clean pages: they leave the page index, and the pager supplies them again
-//! when they are needed. (Shared memory is swapped out instead: [`super::swap_out`].)
+//! when they are needed. (Shared memory is swapped out instead: [`super::swap_out`].) Dirty pages
+//! that were not used recently are stored first, later and without a waiting thread
+//! ([`super::detached_batch::store_for_reclaim`]).
 //!
-//! A reclaimer has found the folio by its frame number, perhaps during an allocation by a thread
-//! that holds locks. So it only tries locks, never calls the pager and allocates nothing:
+//! A reclaimer has found the folio by its frame number, and may have VMAs of any program locked for
+//! reading. So it only tries locks, does not call the pager here and allocates nothing:
 //!
 //! 1. It tries the folio's lock. This fixes the owner, which lives for as long as it owns the
 //!    folio.
@@ -51,6 +53,7 @@ use super::Object;
 use super::ObjectState;
 use super::invalidate::PagesMayGo;
 use super::placed_folio::PlacedFolio;
+use super::save::{Tried, next_to_store};
 use super::swap_out::{Leaving, swap_out};
 
 /// The result for a folio of an object.
@@ -65,6 +68,8 @@ pub enum ObjectFolio {
     Busy,
     /// The folio stays until it is saved.
     Dirty,
+    /// The folio stays until it is saved, which reclaim may begin.
+    Storable,
     /// The folio stays because it is locked into memory, or because it is shared memory without a
     /// free swap slot.
     NotReclaimable,
@@ -226,6 +231,9 @@ unsafe fn evict<P: Platform>(
             unsafe { memory.frames.folio(folio).release_pages(pages) };
             ObjectFolio::Freed(folio.pages())
         }
+        Err(Obstacle::Stays(ObjectFolio::Dirty)) if object.has_lasting_pager() => {
+            victim.while_dirty(spare, &alone.proof)
+        }
         Err(Obstacle::Stays(why)) => why,
         Err(Obstacle::Mapped) => ObjectFolio::Busy,
     }
@@ -304,23 +312,43 @@ impl<P: Platform> PlacedFolio<'_, P> {
         Ok(())
     }
 
-    /// Removes all entries that map the folio, unless it was used or is locked into memory.
-    fn unmap(&self, spare: Spare, _: &PagesMayGo) -> Result<(), Obstacle> {
-        if spare == Spare::Used {
-            let mut used = 0;
-            self.visit(|hit, edit| {
-                let concerned = |folio, _| folio == Some(self.folio);
-                let aged = edit.clear_use(hit.range, UseBits::Accessed, concerned);
-                debug_assert!(aged.is_ok(), "a huge leaf has lost its deposit");
-                // Linux does the same: sequential and random readers declare that they do not
-                // return to a page.
-                let recurs = MappingFlags::SEQUENTIAL | MappingFlags::RANDOM;
-                if !hit.vma.flags().intersects(recurs) {
-                    used += aged.unwrap_or(0);
-                }
-            })?;
-            self.look(spare, used > 0)?;
+    /// The reason why a dirty folio stays: it was used recently, or has to be saved.
+    #[cold]
+    fn while_dirty(&self, spare: Spare, proof: &PagesMayGo) -> ObjectFolio {
+        let pages = PageRange { first: self.first, end: self.end() };
+        if next_to_store(self.memory, self.object, pages, Tried::Never).is_none() {
+            return ObjectFolio::Dirty;
         }
+        match self.age(spare, proof) {
+            Ok(()) => ObjectFolio::Storable,
+            Err(Obstacle::Stays(why)) => why,
+            Err(Obstacle::Mapped) => ObjectFolio::Busy,
+        }
+    }
+
+    /// Fails if programs have used the folio recently, or it is locked into memory.
+    fn age(&self, spare: Spare, _: &PagesMayGo) -> Result<(), Obstacle> {
+        if spare == Spare::Nothing {
+            return Ok(());
+        }
+        let mut used = 0;
+        self.visit(|hit, edit| {
+            let concerned = |folio, _| folio == Some(self.folio);
+            let aged = edit.clear_use(hit.range, UseBits::Accessed, concerned);
+            debug_assert!(aged.is_ok(), "a huge leaf has lost its deposit");
+            // Linux does the same: sequential and random readers declare that they do not return
+            // to a page.
+            let recurs = MappingFlags::SEQUENTIAL | MappingFlags::RANDOM;
+            if !hit.vma.flags().intersects(recurs) {
+                used += aged.unwrap_or(0);
+            }
+        })?;
+        self.look(spare, used > 0)
+    }
+
+    /// Removes all entries that map the folio, unless it was used or is locked into memory.
+    fn unmap(&self, spare: Spare, proof: &PagesMayGo) -> Result<(), Obstacle> {
+        self.age(spare, proof)?;
         self.visit(|hit, edit| {
             let protected = hit.vma.dropped_protection();
             let except = Exceptions { spared: Spared::AllBut(self.folio), protected };

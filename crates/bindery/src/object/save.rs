@@ -25,6 +25,7 @@ use crate::error::Failure;
 use crate::platform::Platform;
 
 use super::in_flight::{Ends, FlightRecord, InFlight, TransferKind};
+use super::invalidate::PagesMayGo;
 use super::state::pages_of;
 use super::write_request::{PageWrite, RUNS, WriteRequest};
 use super::{ObjectState, PagerError, mappings};
@@ -190,18 +191,31 @@ impl<const N: usize> SaveBatch<N> {
         rules: Rules,
     ) {
         object.invalidate_lock.with_write(memory.platform(), |proof| {
-            self.size = object.size();
-            let end = rules.end.min(pages_of(self.size));
             // SAFETY: 1. the caller's obligation 1.
-            unsafe { self.take(memory, object, records, Rules { end, ..rules }) };
-            let ranges: ArrayVec<PageRange, N> = self
-                .groups()
-                .map(|runs| PageRange::from_count(runs[0].page, pages_in(runs)))
-                .collect();
-            if !ranges.is_empty() {
-                mappings::write_protect(memory, object, &ranges, proof);
-            }
+            unsafe { self.begin_locked((memory, object), records, rules, proof) };
         });
+    }
+
+    /// As [`SaveBatch::begin`], with the invalidate lock held.
+    ///
+    /// # Safety
+    /// 1. As for [`SaveBatch::begin`].
+    pub(super) unsafe fn begin_locked<P: Platform>(
+        &mut self,
+        (memory, object): (&Memory<P>, &ObjectState),
+        records: &[FlightRecord; N],
+        rules: Rules,
+        proof: &PagesMayGo,
+    ) {
+        self.size = object.size();
+        let end = rules.end.min(pages_of(self.size));
+        // SAFETY: 1. the caller's obligation 1.
+        unsafe { self.take(memory, object, records, Rules { end, ..rules }) };
+        let ranges: ArrayVec<PageRange, N> =
+            self.groups().map(|runs| PageRange::from_count(runs[0].page, pages_in(runs))).collect();
+        if !ranges.is_empty() {
+            mappings::write_protect(memory, object, &ranges, proof);
+        }
     }
 
     /// Adds dirty pages to the batch and clears their flags. Stops at a page with a change older

@@ -85,6 +85,9 @@ pub(super) enum Backing {
         file_system: u64,
         /// The limit for the dirty pages of that file system.
         dirty_limit: Option<Lent<DirtyLimit>>,
+        /// Whether the pager and the limit exist forever, so that reclaim may use them, which has
+        /// no handle.
+        lasts: bool,
     },
     /// Frames that the core does not own: the object has no pages of its own.
     Frames {
@@ -227,6 +230,11 @@ impl ObjectState {
             Backing::Memory { .. } | Backing::Frames { .. } => None,
             Backing::File { pager, file, .. } => Some((pager.get(), *file)),
         }
+    }
+
+    /// Whether reclaim may use the pager ([`Memory::lasting_file_system`]).
+    pub(super) fn has_lasting_pager(&self) -> bool {
+        matches!(self.backing, Backing::File { lasts: true, .. })
     }
 
     pub(crate) fn is_file(&self) -> bool {

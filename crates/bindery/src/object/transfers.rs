@@ -6,6 +6,8 @@
 use crate::Memory;
 use crate::addr::PageRange;
 use crate::collections::page_tree::PageIndex;
+use crate::error::Error;
+use crate::interrupt;
 use crate::platform::Platform;
 
 use super::detached_batch::settle_written;
@@ -264,14 +266,42 @@ impl Pages {
     /// without locks.
     pub(super) fn wait<P: Platform>(&self, memory: &Memory<P>, ticket: Ticket) {
         if ticket.is_detached {
-            // The thread that ends a detached write need not keep the object, so it wakes only
-            // threads that wait for answers.
-            memory.answers.completions.wait(memory.platform(), &mut || {
-                settle_written(memory);
-                self.ends.word(ticket).is_none()
-            });
+            self.wait_for_answers(memory, ticket, || false);
         } else {
             self.ends.wait(memory.platform(), ticket);
         }
+    }
+
+    /// As [`Pages::wait`], for a thread that a fatal signal wakes.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub(super) fn wait_unless_killed<P: Platform>(
+        &self,
+        memory: &Memory<P>,
+        ticket: Ticket,
+    ) -> Result<(), Error> {
+        let platform = memory.platform();
+        if ticket.is_detached {
+            self.wait_for_answers(memory, ticket, || platform.fatal_signal());
+        } else if !platform.fatal_signal() {
+            // A signal that arrives from here on ends the sleep.
+            self.ends.wait(platform, ticket);
+        }
+        interrupt::check(platform)
+    }
+
+    /// Takes answers until some record ends, or `stops` returns true. The thread that ends a
+    /// detached write need not keep the object, so it wakes only threads that wait for answers.
+    fn wait_for_answers<P: Platform>(
+        &self,
+        memory: &Memory<P>,
+        ticket: Ticket,
+        stops: impl Fn() -> bool,
+    ) {
+        memory.answers.completions.wait(memory.platform(), &mut || {
+            settle_written(memory);
+            self.ends.word(ticket).is_none() || stops()
+        });
     }
 }

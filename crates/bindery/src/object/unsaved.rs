@@ -164,6 +164,10 @@ impl ObjectState {
 
     #[cold]
     fn room_at_limit<P: Platform>(&self, memory: &Memory<P>) -> Room {
+        if memory.platform().works_for_pager() {
+            // The store that would make room may need the page that this thread writes.
+            return Room::Yes;
+        }
         let files = match self.name.name() {
             Some(name) => Registry::of(memory).unsaved_files(name.space),
             None => {

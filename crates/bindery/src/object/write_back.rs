@@ -6,11 +6,13 @@
 //! needs no thread, and a writer is as fast as its own device. The embedder may provide a thread
 //! that stores pages earlier ([`FileSystem::write_back`]).
 //!
-//! Reclaim of a file's pages stores none. A reclaimer finds a folio by its frame and has no proof
-//! that the pager still exists, because a program may have forgotten a handle. (Linux also left the
-//! stores to the devices' threads.) The limits ensure that most pages of files are clean.
+//! Reclaim stores pages only of pagers that exist forever ([`Memory::lasting_file_system`]). A
+//! reclaimer finds a folio by its frame and has no proof that another pager still exists, because a
+//! program may have forgotten a handle. For these, the limits ensure that most pages are clean.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
+
+use arrayvec::ArrayVec;
 
 use crate::Memory;
 use crate::addr::PageRange;
@@ -19,9 +21,8 @@ use crate::error::{Error, Failure};
 use crate::interrupt;
 use crate::platform::Platform;
 
-use super::detached_batch::settle_written;
+use super::detached_batch::{self, settle_written};
 use super::file_system::FileSystem;
-use super::in_flight::InFlight;
 use super::registry::Registry;
 use super::save::{Rules, Saved, Tried, next_to_store, save_from};
 use super::unsaved::Room;
@@ -103,7 +104,12 @@ fn store_from<P: Platform>(
     Some(Saved { after: saved.after.max(run.page + 1), ..saved })
 }
 
-/// Stores pages until another page of the object may become dirty. Called without locks.
+/// The number of batches that a writer without room begins before it waits for their answers.
+const BATCHES: usize = 4;
+
+/// Stores pages until another page of the object may become dirty. Called without locks. A fatal
+/// signal ends the call, also while it waits for a pager that does not answer: any thread may end
+/// the stores that it has begun ([`super::detached_batch`]).
 ///
 /// # Errors
 /// [`Error::InputOutput`] if the pager has failed to store all pages that fill the limit;
@@ -112,6 +118,7 @@ fn store_from<P: Platform>(
 pub(super) fn make_room<P: Platform>(object: &Object<'_, P>) -> Result<(), Failure> {
     let (memory, state) = (object.memory, object.state());
     loop {
+        settle_written(memory);
         match state.room_for_dirty(memory) {
             Room::Yes => return Ok(()),
             Room::No => return Err(Error::InputOutput.into()),
@@ -130,25 +137,72 @@ pub(super) fn make_room<P: Platform>(object: &Object<'_, P>) -> Result<(), Failu
     }
 }
 
-/// Stores a batch of the file's pages, or waits for those that another call is storing. Pages that
-/// the pager fails to store are no longer storable.
+/// Stores some of the file's pages. If all of them are being stored or changed already, waits for
+/// the first of these stores or changes. Pages that the pager fails to store are no longer
+/// storable.
 ///
 /// # Errors
-/// [`Failure::NoMemory`] if the pager lacks memory.
+/// [`Failure::NoMemory`] if the pager lacks memory; [`Error::Interrupted`].
 fn store_of_file<P: Platform>(memory: &Memory<P>, object: &ObjectState) -> Result<(), Failure> {
-    match store_from(memory, object, 0, BATCH.into()) {
-        Some(Saved { result: Err(Failure::NoMemory), stored: 0, .. }) => Err(Failure::NoMemory),
-        Some(_) => Ok(()),
-        None => {
-            wait_for_writes(memory, object);
-            Ok(())
+    let mut begun = ArrayVec::<_, BATCHES>::new();
+    let (mut from, mut left, mut changed) = (0, BATCH, None);
+    let next = |from| next_to_store(memory, object, PageRange { first: from, ..ALL }, Tried::Never);
+    while !begun.is_full()
+        && left > 0
+        && let Some(run) = next(from)
+    {
+        let rules = Rules { end: PAGE_LIMIT, turn: u64::MAX, most: left, tried: Tried::Never };
+        let Ok((after, batch)) = detached_batch::begin(memory, object, run.page, rules) else {
+            if begun.is_empty() {
+                // Without a record that any thread may end, this thread has to wait.
+                return stored(&save_from(memory, object, run, rules));
+            }
+            break;
+        };
+        // Pages of a run that another call is changing are passed.
+        let end = run.page + u64::from(run.count);
+        from = if after > run.page { after } else { end };
+        left = left.saturating_sub((from - run.page).min(left.into()) as u32);
+        match batch {
+            Some(batch) => begun.push(batch),
+            None => changed = changed.or(Some(PageRange { first: run.page, end })),
         }
+    }
+    if begun.is_empty() {
+        return wait_for_others(memory, object, changed);
+    }
+    let mut result = Ok(());
+    for batch in begun {
+        while let Some(ticket) = batch.ticket(object) {
+            object.pages.wait_unless_killed(memory, ticket)?;
+        }
+        result = result.and(batch.saved().map_or(Ok(()), |saved| stored(&saved)));
+    }
+    result
+}
+
+/// The result of a batch for a writer without room.
+fn stored(saved: &Saved) -> Result<(), Failure> {
+    match saved {
+        Saved { result: Err(Failure::NoMemory), stored: 0, .. } => Err(Failure::NoMemory),
+        _ => Ok(()),
     }
 }
 
-/// Waits for the writes of a file's pages that have already begun.
-fn wait_for_writes<P: Platform>(memory: &Memory<P>, object: &ObjectState) {
-    let next = |_: &mut _, in_flight: &mut InFlight, _: &_| in_flight.next_number();
-    let number = object.pages.alone(memory.platform(), next);
-    object.pages.wait_for_writes(memory, ALL, number);
+/// Waits for a write of the file's pages, or for a change of `changed`.
+///
+/// # Errors
+/// [`Error::Interrupted`].
+fn wait_for_others<P: Platform>(
+    memory: &Memory<P>,
+    object: &ObjectState,
+    changed: Option<PageRange>,
+) -> Result<(), Failure> {
+    let platform = memory.platform();
+    let change = changed.and_then(|pages| object.pages.change_of(platform, pages));
+    let ticket = change.or_else(|| object.pages.write_before(platform, ALL, u64::MAX));
+    if let Some(ticket) = ticket {
+        object.pages.wait_unless_killed(memory, ticket)?;
+    }
+    Ok(())
 }

@@ -9,13 +9,17 @@ use super::reclaim_until;
 use crate::Memory;
 use crate::deferred;
 use crate::error::{CallError, Failure};
+use crate::object::settle_written;
 use crate::platform::Platform;
 
 /// The number of pages that the first round tries to free; each later round may try twice the
 /// number of the previous one.
 const FIRST_ROUND: u64 = 32;
 /// The number of rounds before a call fails. Together they may request more than 2 million pages.
-const ROUNDS: u32 = 16;
+const ROUNDS: u8 = 16;
+
+/// The number of brief waits of a call for pagers that store pages.
+const PAUSES: u8 = 32;
 
 impl<P: Platform> Memory<P> {
     /// Runs a call of the embedder, which acquires and releases all its locks. If it fails for lack
@@ -74,9 +78,12 @@ fn finish<P: Platform>(memory: &Memory<P>, has_succeeded: bool) {
 }
 
 /// The measures that were taken so far for a call that finds no memory.
+// Fits into a register, because each call begins with one.
 #[derive(Debug, Default)]
 pub(crate) struct Attempts {
-    rounds: u32,
+    rounds: u8,
+    /// The number of waits for pagers.
+    pauses: u8,
     /// Whether items that waited for readers were freed.
     drain: bool,
     /// Whether the embedder's caches were freed, including the purge of its kernel map.
@@ -132,10 +139,15 @@ impl Attempts {
         let available = memory.free_frame_count().saturating_sub(memory.frames.reserve());
         let target = (FIRST_ROUND << (self.rounds - 1)).min((2 * available).max(FIRST_ROUND));
         let enough = memory.free_frame_count() + target;
-        if reclaim_until(memory, target, enough, None).freed > 0
-            || memory.free_frame_count() >= enough
-        {
-            return true;
+        loop {
+            if reclaim_until(memory, target, enough, None).freed > 0
+                || memory.free_frame_count() >= enough
+            {
+                return true;
+            }
+            if !self.wait_for_stores(memory) {
+                break;
+            }
         }
         if first(&mut self.collect) {
             let before = memory.free_frame_count();
@@ -150,5 +162,32 @@ impl Attempts {
             return true;
         }
         first(&mut self.hook) && memory.platform().out_of_memory()
+    }
+
+    /// Waits for a pager that stores pages for reclaim. Returns whether some of the stores have
+    /// ended, so that their pages may be freed. A pager that does not answer delays the call by
+    /// [`PAUSES`] brief waits, and later calls not at all until it has answered.
+    fn wait_for_stores<P: Platform>(&mut self, memory: &Memory<P>) -> bool {
+        let (platform, writes) = (memory.platform(), &memory.answers.reclaim);
+        let before = writes.ended();
+        while self.pauses < PAUSES
+            && writes.may_end()
+            && !platform.works_for_pager()
+            && !platform.fatal_signal()
+        {
+            self.pauses += 1;
+            memory.answers.completions.wait_briefly(platform, &mut || {
+                settle_written(memory);
+                writes.ended() != before
+            });
+            settle_written(memory);
+            if writes.ended() != before {
+                return true;
+            }
+        }
+        if self.pauses == PAUSES && writes.may_end() {
+            writes.note_silence(before);
+        }
+        false
     }
 }

@@ -1,12 +1,13 @@
-//! Folios of objects: clean pages of files are dropped, and shared memory is swapped out.
+//! Folios of objects: clean pages of files are dropped, dirty ones stored, and shared memory is
+//! swapped out.
 
 use crate::Memory;
 use crate::addr::Frame;
 use crate::folio::OwnerKind;
 use crate::frame::FrameRange;
-use crate::object::reclaim::{LookedAt, ObjectFolio, Spare, reclaim_folio};
+use crate::object::reclaim::{ObjectFolio, Spare, reclaim_folio};
 use crate::object::reclaim_shared::reclaim_around;
-use crate::object::settle_written;
+use crate::object::{settle_written, store_for_reclaim};
 use crate::platform::Platform;
 
 use super::pressure::EvictionBatch;
@@ -29,8 +30,29 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
     /// Examines the folio of the frame. Returns the number of freed pages.
     pub(super) fn reclaim_of_file(&mut self, frame: Frame, spare: Spare) -> u64 {
         let memory = self.memory;
-        let held = memory.frames.try_hold(frame);
-        self.note(held.map_or(LookedAt::NOTHING, |held| reclaim_folio(memory, held, spare).into()))
+        let Some(held) = memory.frames.try_hold(frame) else { return 0 };
+        let folio = reclaim_folio(memory, held, spare);
+        if folio == ObjectFolio::Storable {
+            self.put_off(frame);
+        }
+        self.note(folio.into())
+    }
+
+    /// Remembers a folio to be stored when the batch has no lock.
+    #[cold]
+    fn put_off(&mut self, frame: Frame) {
+        // A thread that does not work for a pager may store the folio.
+        self.later |= self.memory.platform().works_for_pager() || self.dirty.is_full();
+        let _ = self.dirty.try_push(frame);
+    }
+
+    /// Starts to store the dirty folios that were found. Called without locks.
+    #[cold]
+    pub(super) fn store_dirty(&mut self) {
+        let is_allowed = !self.memory.platform().works_for_pager();
+        for frame in self.dirty.take() {
+            self.later |= is_allowed && store_for_reclaim(self.memory, frame);
+        }
     }
 }
 

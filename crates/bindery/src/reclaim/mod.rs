@@ -21,10 +21,15 @@
 //!
 //! # It cannot deadlock
 //! Reclaim runs when its caller holds no lock ([`direct`]). It only tries the locks of folios and
-//! of the reverse map, and calls no pager. While a page is written out, it holds only the lock of
-//! the page's folio. It allocates frames from a reserve that no other allocation may use, and never
-//! calls itself. It waits for a swap device when enough pages are in flight or no other folio is
-//! left to examine; a device completes its requests without any lock or memory of the core.
+//! of the reverse map. While a page is written out, it holds only the lock of the page's folio. It
+//! allocates frames from a reserve that no other allocation may use, and never calls itself. It
+//! waits for a swap device when enough pages are in flight or no other folio is left to examine; a
+//! device completes its requests without any lock or memory of the core.
+//!
+//! A pager needs memory and locks of its own, and may never answer. So reclaim only asks it to store
+//! dirty pages, in a thread that does not work for a pager, between two batches, with no lock held
+//! ([`EvictionBatch::store_dirty`]). The pages are found again once they are clean. A call that
+//! would fail otherwise waits for the answers, a limited number of times and briefly ([`direct`]).
 //!
 //! | file | idea |
 //! |---|---|
@@ -164,6 +169,9 @@ fn reclaim_until<P: Platform>(
         }
         let step = search.step(memory);
         done.freed += batch.pass_over(&step, target - done.freed, &search);
+        if batch.is_empty() && !batch.dirty.is_empty() {
+            batch.store_dirty();
+        }
         search.end_step(memory, done.freed, &mut batch);
         // Never in the middle of a batch. Without this condition, the following could happen on a
         // CPU without preemption:

@@ -18,6 +18,7 @@
 use arrayvec::ArrayVec;
 
 use crate::Memory;
+use crate::addr::Frame;
 use crate::arch::Arch;
 use crate::object::reclaim::LookedAt;
 use crate::platform::Platform;
@@ -38,6 +39,8 @@ const FOLIOS: u64 = 32;
 const SPACES: usize = 4;
 /// The maximum number of VMAs in one batch.
 const VMAS: usize = 32;
+/// The maximum number of dirty folios of files that a batch remembers.
+const DIRTY: usize = 16;
 /// The number of frames that the hand may pass before a batch that is not full is written out,
 /// because other threads may be waiting for the VMAs.
 const FRAMES: u64 = 1024;
@@ -61,6 +64,8 @@ pub(super) struct EvictionBatch<'m, P: Platform> {
     dropped: u64,
     /// The position of the hand when the batch began.
     began: u64,
+    /// The first frames of dirty folios of files, which are stored when no lock is held.
+    pub(super) dirty: ArrayVec<Frame, DIRTY>,
     /// Whether the hand has skipped a folio that may be reclaimable if it is no longer locked into
     /// memory.
     pub(super) passed_over: bool,
@@ -81,6 +86,7 @@ impl<'m, P: Platform> EvictionBatch<'m, P> {
             pages: 0,
             dropped: 0,
             began: 0,
+            dirty: ArrayVec::new(),
             passed_over: false,
             later: false,
         }

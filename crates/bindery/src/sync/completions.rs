@@ -72,6 +72,21 @@ impl<W: Word<u32>> Completions<W> {
         (&self.word, self.word.load(Acquire))
     }
 
+    /// As [`Completions::wait`], but waits at most once, and only briefly.
+    pub(crate) fn wait_briefly(
+        &self,
+        parking: &impl Parking<W>,
+        is_over: &mut dyn FnMut() -> bool,
+    ) {
+        parking.might_sleep();
+        self.enter();
+        let (word, seen) = self.word();
+        if !is_over() {
+            parking.park_briefly(word, seen);
+        }
+        self.leave();
+    }
+
     /// Waits until `is_over`.
     pub(crate) fn wait(&self, parking: &impl Parking<W>, is_over: &mut dyn FnMut() -> bool) {
         parking.might_sleep();

@@ -73,6 +73,37 @@ fn a_slab_object_is_one_failing_allocation() {
 }
 
 #[test]
+fn pooled_objects_need_no_memory() {
+    let frames = new_frames(16);
+    let slab: Slab<[u8; MAX_OBJECT], Machine> = Slab::new();
+    let allocate = |n: u8| slab.allocate_pooled(&frames, || [n; MAX_OBJECT]);
+    assert_eq!((allocate(0), slab.frames()), (None, 0), "nothing is pooled");
+    let each = u64::from(Slab::<[u8; MAX_OBJECT], Machine>::PER_FRAME);
+    assert!(slab.pool(&frames, 8));
+    let pooled = slab.frames();
+    assert_eq!(pooled, 8_u64.div_ceil(each));
+    for _ in 0..3 {
+        slab.trim(&frames);
+        frames.inject.fail_after(Some(0));
+        let objects: Vec<_> = (0..8).map(|n| allocate(n).unwrap()).collect();
+        frames.inject.fail_after(None);
+        for object in objects {
+            // SAFETY: 1. allocated above, freed only once. 2. the object is unused.
+            unsafe { slab.free(&frames, object) };
+        }
+        assert_eq!(slab.frames(), pooled);
+    }
+    assert!(slab.pool(&frames, 8));
+    assert_eq!(slab.frames(), pooled, "it was done before");
+    slab.unpool();
+    slab.trim(&frames);
+    assert_eq!(slab.frames(), pooled);
+    slab.unpool();
+    slab.trim(&frames);
+    assert_all_free(&frames);
+}
+
+#[test]
 fn memory_that_runs_out_leaves_the_slab_usable() {
     let frames = new_frames(4);
     let slab: Slab<[u8; MAX_OBJECT], Machine> = Slab::new();

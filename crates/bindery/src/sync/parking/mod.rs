@@ -28,6 +28,10 @@ pub(crate) trait Parking<W> {
     fn park_for_handler(&self, word: &W, expected: u32) {
         self.park(word, expected);
     }
+    /// Like [`Platform::park_briefly`].
+    fn park_briefly(&self, word: &W, expected: u32) {
+        self.park(word, expected);
+    }
     /// Like [`Platform::unpark`].
     fn unpark(&self, word: *const W);
     /// Like [`Platform::might_sleep`].
@@ -44,6 +48,11 @@ impl<P: Platform> Parking<AtomicU32> for P {
     #[inline]
     fn park_for_handler(&self, word: &AtomicU32, expected: u32) {
         Platform::park_for_handler(self, word, expected);
+    }
+
+    #[inline]
+    fn park_briefly(&self, word: &AtomicU32, expected: u32) {
+        Platform::park_briefly(self, word, expected);
     }
 
     #[inline]
