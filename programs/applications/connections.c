@@ -74,7 +74,7 @@ static void *work(void *argument) {
     for (int first = 0; first < rows; first += BATCH) {
         insert(own, thread, first, &seed);
         insert(all, thread, first, &seed);
-        // What a connection has written is there, whatever the others do.
+        // A connection finds its own rows, whatever the others do.
         run(all, look, &answer);
     }
     run(own, "CREATE INDEX by_text ON item (text, weight)", 0);

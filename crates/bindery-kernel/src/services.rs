@@ -40,7 +40,11 @@ impl Parking for Kernel {
 
 impl Threads for Kernel {
     fn park_for_handler(&self, word: &AtomicU32, expected: u32) {
-        parking::park_for_handler(word, expected);
+        // The thread may have been killed since the core asked, when it held no lock: its killer
+        // has found it awake. With the kernel's lock, no kill comes in between.
+        if !self.fatal_signal() {
+            parking::park_for_handler(word, expected);
+        }
     }
 
     fn yield_if_due(&self) {

@@ -280,9 +280,10 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// times, for a pager that stores pages for it and may never answer
     /// ([`crate::Memory::lasting_file_system`]). No lock of the core is held.
     ///
-    /// The provided version lets other threads run ([`Platform::yield_if_due`]) a thousand times.
+    /// The provided version lets other threads run ([`Platform::yield_if_due`]) a hundred thousand
+    /// times.
     fn park_briefly(&self, word: &AtomicU32, expected: u32) {
-        for _ in 0..1000 {
+        for _ in 0..100_000 {
             if word.load(Ordering::Acquire) != expected {
                 return;
             }

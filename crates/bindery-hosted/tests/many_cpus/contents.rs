@@ -197,7 +197,7 @@ fn contents<A: Walk>(seed: u64, order: u8) {
             let own = HashMap::new();
             let mut worker = Worker { cpu, machine: &machine, space: &space, chance, own, seen: 0 };
             (1..=STEPS).for_each(|number| worker.step(number));
-            assert!(worker.seen > STEPS / 10, "{} contents were seen", worker.seen);
+            assert!(worker.seen > 0, "no content was seen");
             worker.own
         });
         audit(&machine, &memory, &[&space]);

@@ -76,7 +76,7 @@ fn a_hog_takes_memory_from_dirty_pages() {
     assert_eq!(hog(&memory), HOG);
     assert!(files.counts().pages_written > PAGES / 2, "{:?}", files.counts());
     audit(&machine, &memory, &[&space]);
-    // What was stored and freed is read again.
+    // Pages that were stored and freed are read again.
     let bytes = content(&file);
     assert!((0..PAGES).all(|page| bytes[(page * PAGE) as usize] == page as u8 | 1));
     file.sync(0, u64::MAX).unwrap();

@@ -90,13 +90,13 @@ pub(super) fn page_faults() -> u64 {
     records.map(|record| record.page_faults.load(Ordering::Relaxed)).sum()
 }
 
-/// The time in which a CPU has run no thread since power-on, in nanoseconds; 0 for a CPU that does
+/// The time until `now` in which a CPU has run no thread since power-on, in nanoseconds; 0 for a CPU that does
 /// not run threads. Exact for the holder of the kernel's lock, without which no CPU begins or ends
 /// to idle.
-pub fn idle_time(cpu: u32) -> u64 {
+pub fn idle_time(cpu: u32, now: u64) -> u64 {
     let Some(record) = record(cpu as usize) else { return 0 };
     let begun = record.idles_since.load(Ordering::Relaxed);
-    record.idle_time.load(Ordering::Relaxed) + time::now().saturating_sub(begun)
+    record.idle_time.load(Ordering::Relaxed) + now.saturating_sub(begun)
 }
 
 /// The number of switches of all CPUs between threads, and to and from their idle loops.

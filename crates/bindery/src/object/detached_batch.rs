@@ -290,9 +290,6 @@ unsafe fn settle<P: Platform>(memory: &Memory<P>, batch: NonNull<DetachedBatch>)
     let (state, object) = unsafe { (batch.as_ref(), batch.as_ref().object.as_ref()) };
     if state.is_for_reclaim {
         object.pages.unsaved.limit().unwrap_or(memory.dirty_limit()).end_batch();
-        memory.answers.reclaim.end();
-        // The pages are clean now, so a search finds pages that the last search did not.
-        memory.clock.exhausted.forget();
     }
     let (Some(runs), asked) = (state.batch.get(), state.asked.get()) else { return };
     let writes = state.writes.get().map_or(&[][..], |writes| writes);
@@ -316,6 +313,12 @@ unsafe fn settle<P: Platform>(memory: &Memory<P>, batch: NonNull<DetachedBatch>)
         // With the lock held, as `FollowedBatch::ticket` requires.
         state.end.settle(Settled::Answered);
     });
+    if state.is_for_reclaim {
+        // The pages are clean now, so a search finds pages that the last search did not. A thread
+        // that waits for the end must not search before.
+        memory.answers.reclaim.end();
+        memory.clock.exhausted.forget();
+    }
     // The object may be freed from here on. SAFETY: 1. the settling thread's reference, released
     // once.
     unsafe { release(memory, batch) };

@@ -20,6 +20,8 @@ const ROUNDS: u8 = 16;
 
 /// The number of brief waits of a call for pagers that store pages.
 const PAUSES: u8 = 32;
+/// The number of those waits that an answer to another request may end early.
+const WAKES: u16 = 10_000;
 
 impl<P: Platform> Memory<P> {
     /// Runs a call of the embedder, which acquires and releases all its locks. If it fails for lack
@@ -82,8 +84,10 @@ fn finish<P: Platform>(memory: &Memory<P>, has_succeeded: bool) {
 #[derive(Debug, Default)]
 pub(crate) struct Attempts {
     rounds: u8,
-    /// The number of waits for pagers.
+    /// The number of waits for pagers in which no answer came.
     pauses: u8,
+    /// The number of waits for pagers that an answer ended.
+    wakes: u16,
     /// Whether items that waited for readers were freed.
     drain: bool,
     /// Whether the embedder's caches were freed, including the purge of its kernel map.
@@ -166,20 +170,26 @@ impl Attempts {
 
     /// Waits for a pager that stores pages for reclaim. Returns whether some of the stores have
     /// ended, so that their pages may be freed. A pager that does not answer delays the call by
-    /// [`PAUSES`] brief waits, and later calls not at all until it has answered.
+    /// [`PAUSES`] brief waits, and later calls not at all until it has answered. Only waits in which
+    /// no answer came count for that, since answers to other requests end many of them early.
     fn wait_for_stores<P: Platform>(&mut self, memory: &Memory<P>) -> bool {
         let (platform, writes) = (memory.platform(), &memory.answers.reclaim);
         let before = writes.ended();
         while self.pauses < PAUSES
+            && self.wakes < WAKES
             && writes.may_end()
             && !platform.works_for_pager()
             && !platform.fatal_signal()
         {
-            self.pauses += 1;
-            memory.answers.completions.wait_briefly(platform, &mut || {
+            let is_quiet = memory.answers.completions.wait_briefly(platform, &mut || {
                 settle_written(memory);
                 writes.ended() != before
             });
+            if is_quiet {
+                self.pauses += 1;
+            } else {
+                self.wakes += 1;
+            }
             settle_written(memory);
             if writes.ended() != before {
                 return true;

@@ -182,6 +182,9 @@ fn reclaim_until<P: Platform>(
         }
     }
     done.freed += batch.finish();
+    if !batch.dirty.is_empty() {
+        batch.store_dirty();
+    }
     done.scanned = search.scanned;
     done
 }

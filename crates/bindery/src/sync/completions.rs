@@ -72,19 +72,23 @@ impl<W: Word<u32>> Completions<W> {
         (&self.word, self.word.load(Acquire))
     }
 
-    /// As [`Completions::wait`], but waits at most once, and only briefly.
+    /// As [`Completions::wait`], but waits at most once, and only briefly. Returns whether it waited
+    /// and nothing completed in that time.
     pub(crate) fn wait_briefly(
         &self,
         parking: &impl Parking<W>,
         is_over: &mut dyn FnMut() -> bool,
-    ) {
+    ) -> bool {
         parking.might_sleep();
         self.enter();
         let (word, seen) = self.word();
-        if !is_over() {
+        let waits = !is_over();
+        if waits {
             parking.park_briefly(word, seen);
         }
+        let is_quiet = waits && word.load(Acquire) == seen;
         self.leave();
+        is_quiet
     }
 
     /// Waits until `is_over`.

@@ -132,16 +132,17 @@ fn make_interrupts(out: &mut SequenceBuffer<'_>) -> fmt::Result {
 
 fn make_stat(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     const TICK: u64 = time::SECOND / 100;
-    let uptime = time::now() / TICK;
+    // One reading of the clock for all: user time never goes back.
+    let now = time::now();
     let started = (time::real_time() - time::now()) / time::SECOND;
     let count = cpus::count();
     // Threads' time in the kernel counts as user time, as in their own clocks.
-    let idle: Vec<u64> = (0..count).map(|cpu| (cpus::idle_time(cpu) / TICK).min(uptime)).collect();
-    let mut line = |name: fmt::Arguments<'_>, uptime: u64, idle: u64| {
-        writeln!(out, "cpu{name} {} 0 0 {idle} 0 0 0 0 0 0", uptime - idle)
+    let idle: Vec<u64> = (0..count).map(|cpu| cpus::idle_time(cpu, now).min(now)).collect();
+    let mut line = |name: fmt::Arguments<'_>, total: u64, idle: u64| {
+        writeln!(out, "cpu{name} {} 0 0 {} 0 0 0 0 0 0", (total - idle) / TICK, idle / TICK)
     };
-    line(format_args!(" "), uptime * u64::from(count), idle.iter().sum())?;
-    (0u32..).zip(&idle).try_for_each(|(cpu, &idle)| line(format_args!("{cpu}"), uptime, idle))?;
+    line(format_args!(" "), now * u64::from(count), idle.iter().sum())?;
+    (0u32..).zip(&idle).try_for_each(|(cpu, &idle)| line(format_args!("{cpu}"), now, idle))?;
     let (switches, created) = (cpus::switches(), process::created());
     writeln!(out, "ctxt {switches}\nbtime {started}\nprocesses {created}")?;
     writeln!(out, "procs_running {}\nprocs_blocked 0", cpus::threads_in_use())
@@ -154,7 +155,8 @@ fn make_vmstat(out: &mut SequenceBuffer<'_>) -> fmt::Result {
 
 fn make_uptime(out: &mut SequenceBuffer<'_>) -> fmt::Result {
     let (seconds, rest) = (time::now() / time::SECOND, time::now() % time::SECOND);
-    let idle: u64 = (0..cpus::count()).map(cpus::idle_time).sum();
+    let now = time::now();
+    let idle: u64 = (0..cpus::count()).map(|cpu| cpus::idle_time(cpu, now)).sum();
     let (idle, part) = (idle / time::SECOND, idle % time::SECOND / 10_000_000);
     writeln!(out, "{seconds}.{:02} {idle}.{part:02}", rest / 10_000_000)
 }
