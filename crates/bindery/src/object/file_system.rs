@@ -100,7 +100,10 @@ impl<P: Platform> Memory<P> {
     /// static LIMIT: DirtyLimit = DirtyLimit::new(1024);
     ///
     /// /// The root file system, which is never unmounted.
-    /// fn mount<P: Platform>(memory: &Memory<P>, disk: &'static dyn Pager) -> FileSystem<'_, P> {
+    /// fn mount<'m, P: Platform>(
+    ///     memory: &'m Memory<P>,
+    ///     disk: &'static dyn Pager,
+    /// ) -> FileSystem<'m, P> {
     ///     memory.lasting_file_system(disk, Some(&LIMIT))
     /// }
     /// ```
