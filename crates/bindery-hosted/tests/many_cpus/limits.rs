@@ -150,6 +150,23 @@ fn files_reach_their_quota_exactly() {
     }
 }
 
+#[test]
+fn processes_reach_the_commit_limit_exactly() {
+    let (machine, memory) = machine();
+    memory.commitment().set_mode(Overcommit::Never);
+    for _ in 0..ROUNDS {
+        let spaces = [(); CPUS as usize].map(|()| AddressSpace::new(&memory, options()).unwrap());
+        let free = memory.commitment().limit() - memory.commitment().committed();
+        let granted = on_cpus(&machine, CPUS, |cpu| {
+            until_refused(Error::Overcommitted, |page| {
+                spaces[usize::from(cpu)].mmap(&fixed(GIB + page * PAGE_SIZE, PAGE_SIZE))
+            })
+        });
+        assert_eq!(granted.iter().sum::<u64>(), free, "{granted:?}");
+        audit(&machine, &memory, &spaces.each_ref());
+    }
+}
+
 /// CPUs that do nothing any more hold credit, which is not committed.
 #[test]
 fn the_credit_of_idle_cpus_is_no_refusal() {

@@ -87,11 +87,9 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
             self.adopt(low.vma(), group);
         }
         let end = high.end();
-        let pages = high.pages() as i64;
         low.set_flags(low.flags() | high.flags());
         RmapGuard::new(self.platform(), &low).resize(&low, low.start(), end);
-        self.remove(high);
-        self.count(low.flags(), pages);
+        self.remove_merged(high);
         self.vmas.index.bounds_changed(&low);
     }
 

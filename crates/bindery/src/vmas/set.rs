@@ -149,6 +149,14 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
 
     /// Removes a VMA from the set.
     pub(crate) fn remove(&mut self, vma: VmaWriteGuard<'op, P>) {
+        self.count(vma.flags(), -(vma.pages() as i64));
+        self.remove_merged(vma);
+    }
+
+    /// As [`VmaSet::remove`], for a VMA whose pages now belong to its neighbor, so no account
+    /// changes. If they were subtracted here and added for the neighbor, another process could
+    /// commit them in between, and both would pass the limit.
+    pub(super) fn remove_merged(&mut self, vma: VmaWriteGuard<'op, P>) {
         // SAFETY: 1. a VMA of the set is in the trees.
         unsafe { rmap::unlink(self.platform(), &vma) };
         self.remove_unlinked(vma);
@@ -159,11 +167,11 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         held.assert_of(&vma);
         // SAFETY: 1. a VMA of the set is in the trees; its guard is consumed here.
         unsafe { held.take() };
+        self.count(vma.flags(), -(vma.pages() as i64));
         self.remove_unlinked(vma);
     }
 
     fn remove_unlinked(&mut self, vma: VmaWriteGuard<'op, P>) {
-        self.count(vma.flags(), -(vma.pages() as i64));
         let vma = vma.remove();
         // SAFETY: 1. the mutex is held; 2. the VMA is in the index, where starts differ; 3. only
         // `Removed::free` returns it to the slab, after a grace period.
@@ -226,9 +234,16 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         let (before, pages) = (vma.flags(), vma.pages() as i64);
         self.removed.unlocked |=
             before.contains(MappingFlags::LOCKED) && !flags.contains(MappingFlags::LOCKED);
-        self.count(before, -pages);
         vma.set_flags(flags);
-        self.count(flags, pages);
+        let account = &self.view.vmas.account;
+        let given_back = account.count(before, -pages);
+        let taken = account.count(flags, pages);
+        // Only the difference: pages that were given back and then taken again could be taken by
+        // another process in between, and both would pass the limit.
+        if given_back != taken {
+            let pages = if taken { pages } else { -pages };
+            self.page_table.memory.commitment().add(pages);
+        }
     }
 
     /// Splits a VMA at `at`, an address inside, and returns the upper part.
