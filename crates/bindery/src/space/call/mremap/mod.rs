@@ -136,100 +136,171 @@ fn remap_mappings<P: Platform>(
     plan: &RemapPlan,
     notices: &mut Notices,
 ) -> Result<(VirtAddr, Populate), Error> {
-    let mut call = RemapCall::new(space.page_table.memory, plan.source.start().0);
-    let result = space.operate_with_reclaim_untold(notices, |op| {
-        call.grown = None;
-        remap_range(op, &mut call, plan)
-    });
+    let mut call = RemapCall::new(space.page_table.memory, *plan);
+    let result = space.operate_with_reclaim_untold(notices, |op| call.remap_range(op, plan));
     // A failure to populate the locked pages is ignored, as on Linux.
     result.map(|at| (at, call.grown.map_or(Populate::default(), Populate::as_possible)))
 }
 
-/// If the function fails for lack of memory, nothing has changed except what the call records.
-fn remap_range<'m, P: Platform>(
-    op: &mut Op<'_, 'm, P>,
-    call: &mut RemapCall<'m, P>,
-    plan: &RemapPlan,
-) -> Result<VirtAddr, Failure> {
-    if plan.remap.target().is_some() {
-        // Checked before any lookup, as on Linux: source and destination may each be split.
-        op.vmas.room_for(6)?;
+impl<'m, P: Platform> RemapCall<'m, P> {
+    /// One attempt at the whole call. If it fails for lack of memory, nothing has changed except
+    /// what the call records.
+    fn remap_range(
+        &mut self,
+        op: &mut Op<'_, 'm, P>,
+        whole: &RemapPlan,
+    ) -> Result<VirtAddr, Failure> {
+        self.grown = None;
+        if whole.remap.target().is_some() {
+            // Checked before any lookup, as on Linux: source and destination may each be split.
+            op.vmas.room_for(6)?;
+        }
+        if let Some(target) = whole.moves_all() {
+            return self.move_all(op, whole, target);
+        }
+        let old = whole.source.start();
+        let vma = op.vmas.at(old).ok_or(Error::NotMapped(old))?;
+        self.remap_one(op, vma)
     }
-    if let Some(target) = plan.moves_all() {
-        return move_all(op, call, plan, target);
-    }
-    let old = plan.source.start();
-    let vma = op.vmas.at(old).ok_or(Error::NotMapped(old))?;
-    remap_one(op, call, vma, plan)
-}
 
-/// Moves all mappings of the range, each by the same distance.
-fn move_all<'m, P: Platform>(
-    op: &mut Op<'_, 'm, P>,
-    call: &mut RemapCall<'m, P>,
-    plan: &RemapPlan,
-    target: VirtAddr,
-) -> Result<VirtAddr, Failure> {
-    let (old, end) = (plan.source.start(), plan.source.end().0);
-    // An attempt that failed for lack of memory has moved the mappings before the failing one.
-    let mut at = call.moved_to;
-    let mut seen = at > old.0;
-    while let Some(vma) = op.vmas.first_ending_after(at).filter(|vma| vma.start() < end) {
-        if !seen && vma.start() > at {
-            break;
+    /// Moves all mappings of the range, each by the same distance.
+    fn move_all(
+        &mut self,
+        op: &mut Op<'_, 'm, P>,
+        whole: &RemapPlan,
+        target: VirtAddr,
+    ) -> Result<VirtAddr, Failure> {
+        let (old, end) = (whole.source.start(), whole.source.end().0);
+        // An attempt that failed for lack of memory has moved the mappings before the failing one.
+        let mut at = self.moved_to;
+        let mut seen = at > old.0;
+        while let Some(vma) = op.vmas.first_ending_after(at).filter(|vma| vma.start() < end) {
+            if !seen && vma.start() > at {
+                break;
+            }
+            // A mapping with a userfaultfd can only be moved by itself, as on Linux.
+            let is_served = vma.flags().intersects(MappingFlags::USERFAULT);
+            if is_served && (seen || vma.end() < end) {
+                return Err(Error::CrossesMapping { end: VirtAddr(vma.end()) }.into());
+            }
+            seen = true;
+            let source = VirtRange::raw(at.max(vma.start()), end.min(vma.end()));
+            let to = VirtAddr(target.0 + (source.start().0 - old.0));
+            self.plan = whole.part(source, to);
+            self.remap_one(op, vma)?;
+            at = source.end().0;
+            self.moved_to = at;
+            if at >= end {
+                break;
+            }
         }
-        // A mapping with a userfaultfd can only be moved by itself, as on Linux.
-        let is_served = vma.flags().intersects(MappingFlags::USERFAULT);
-        if is_served && (seen || vma.end() < end) {
-            return Err(Error::CrossesMapping { end: VirtAddr(vma.end()) }.into());
-        }
-        seen = true;
-        let source = VirtRange::raw(at.max(vma.start()), end.min(vma.end()));
-        let to = VirtAddr(target.0 + (source.start().0 - old.0));
-        remap_one(op, call, vma, &plan.part(source, to))?;
-        at = source.end().0;
-        call.moved_to = at;
-        if at >= end {
-            break;
-        }
+        if seen { Ok(target) } else { Err(Error::NotMapped(old).into()) }
     }
-    if seen { Ok(target) } else { Err(Error::NotMapped(old).into()) }
-}
 
-/// Resizes or moves the source range, a part of `vma`.
-fn remap_one<'op, 'm, P: Platform>(
-    op: &mut Op<'op, 'm, P>,
-    call: &mut RemapCall<'m, P>,
-    vma: &'op Vma,
-    plan: &RemapPlan,
-) -> Result<VirtAddr, Failure> {
-    let next = || op.vmas.next(vma).map_or(P::Arch::USER_END, Vma::start);
-    let moves = plan.moves(VirtAddr(vma.end()), vma.flags(), next)?;
-    if plan.added() > 0 {
-        may_grow(op, vma, plan)?;
-    }
-    if !moves {
-        if !plan.tail.is_empty() {
-            let tail = unmap_range::<P>(plan.tail.start(), plan.tail.len())?;
-            unmap(op, tail)?;
+    /// Resizes or moves the source range, a part of `vma`.
+    fn remap_one<'op>(
+        &mut self,
+        op: &mut Op<'op, 'm, P>,
+        vma: &'op Vma,
+    ) -> Result<VirtAddr, Failure> {
+        let RemapPlan { source, tail, .. } = self.plan;
+        let next = || op.vmas.next(vma).map_or(P::Arch::USER_END, Vma::start);
+        let moves = self.plan.moves(VirtAddr(vma.end()), vma.flags(), next)?;
+        if self.plan.added() > 0 {
+            may_grow(op, vma, &self.plan)?;
         }
-        if plan.added() > 0 {
-            grow(op, call, vma, plan)?;
+        if !moves {
+            if !tail.is_empty() {
+                unmap(op, unmap_range::<P>(tail.start(), tail.len())?)?;
+            }
+            if self.plan.added() > 0 {
+                grow(op, self, vma)?;
+            }
+            return Ok(source.start());
         }
-        return Ok(plan.source.start());
-    }
-    let mut replaces = false;
-    if let Some(target) = plan.fixed_target() {
-        let minimum = op.vmas.minimum();
-        if target.start() < minimum {
-            return Err(Error::BelowMinimum { minimum }.into());
+        let mut replaces = false;
+        if let Some(target) = self.plan.fixed_target() {
+            let minimum = op.vmas.minimum();
+            if target.start() < minimum {
+                return Err(Error::BelowMinimum { minimum }.into());
+            }
+            replaces = op.vmas.first_in(target).is_some();
         }
-        replaces = op.vmas.first_in(target).is_some();
+        if replaces || !tail.is_empty() {
+            self.move_over(op, vma)
+        } else {
+            self.move_to_free(op, vma)
+        }
     }
-    if replaces || !plan.tail.is_empty() {
-        return move_over(op, call, vma, plan);
+
+    /// Moves the source after unmapping the tail or the mappings in the target. All memory is
+    /// allocated before that. Otherwise:
+    /// 1. CPU A unmaps the target, finds no memory for a table, and releases the mutex;
+    /// 2. CPU B maps memory at the target and returns;
+    /// 3. CPU A retries, and unmaps CPU B's mapping.
+    #[cold]
+    fn move_over(&mut self, op: &mut Op<'_, 'm, P>, vma: &Vma) -> Result<VirtAddr, Failure> {
+        let supplied = self.supply(op, vma);
+        let done = match supplied {
+            Ok(()) => self.move_supplied(op),
+            Err(error) => Err(error.into()),
+        };
+        self.free_supplies(op);
+        // The supplies are insufficient if a concurrent fault has mapped more of the source.
+        if supplied.is_ok() { done.map_err(Failure::without_second_attempt) } else { done }
     }
-    move_to_free(op, call, vma, plan)
+
+    fn move_supplied(&mut self, op: &mut Op<'_, 'm, P>) -> Result<VirtAddr, Failure> {
+        let RemapPlan { source, tail, .. } = self.plan;
+        // In Linux's order: unmaps the target before any later check can fail.
+        if let Some(target) = self.plan.fixed_target() {
+            self.unmap_next(op, target)?;
+            op.edit.flush();
+        }
+        if !tail.is_empty() {
+            unmap_range::<P>(tail.start(), tail.len())?;
+            self.unmap_next(op, tail)?;
+        }
+        // The target or the tail may have belonged to the same VMA, which is now shorter.
+        let vma = op.vmas.at(source.start()).ok_or(Error::NotMapped(source.start()))?;
+        self.move_to_free(op, vma)
+    }
+
+    /// Unmaps the mappings in `range` with the first of the supplies.
+    fn unmap_next(&mut self, op: &mut Op<'_, 'm, P>, range: VirtRange) -> Result<(), Failure> {
+        let Some(first) = op.vmas.first_in(range) else { return Ok(()) };
+        may_unmap(*op.vmas, range, first)?;
+        let unmapping = self.unmappings.pop_at(0).unwrap_or_default();
+        Ok(unmap_supplied(op, range, unmapping)?)
+    }
+
+    /// Moves the source to the requested destination, which is free by then.
+    fn move_to_free<'op>(
+        &mut self,
+        op: &mut Op<'op, 'm, P>,
+        vma: &'op Vma,
+    ) -> Result<VirtAddr, Failure> {
+        let RemapPlan { source, length, remap, .. } = self.plan;
+        let target = match remap {
+            Remap::To(at) | Remap::LeaveTo(at) => VirtRange::raw(at.0, at.0 + length),
+            Remap::Leave(near) if near.0 != 0 => {
+                op.vmas.find_place(length, Place::Near(near), Alignment::PAGE)?
+            }
+            Remap::InPlace => return Err(Error::NoRoom.into()),
+            Remap::MayMove | Remap::Leave(_) => {
+                if remap == Remap::MayMove {
+                    op.vmas.room_for(4)?;
+                }
+                congruent_place(*op.vmas, source, length).ok_or(Error::NoRoom)?
+            }
+        };
+        if remap.keeps_source() {
+            // The mappings that the target replaces are not subtracted: Linux counts before it
+            // unmaps.
+            op.vmas.account().may_expand(vma.flags(), source.pages())?;
+        }
+        move_vma(op, self, vma, target)
+    }
 }
 
 /// Whether the limits allow the additional pages of the mapping.
@@ -253,8 +324,8 @@ fn grow<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,
     vma: &'op Vma,
-    plan: &RemapPlan,
 ) -> Result<(), Failure> {
+    let plan = &call.plan;
     let locked = vma.has(MappingFlags::LOCKED) && !vma.has(MappingFlags::LOCK_ON_FAULT);
     let accounted = vma.has(MappingFlags::ACCOUNT);
     let committed = if accounted { plan.added() >> PAGE_SHIFT } else { 0 };
@@ -268,86 +339,4 @@ fn grow<'op, 'm, P: Platform>(
         call.grown = Some(VirtRange::raw(plan.source.end().0, end));
     }
     Ok(())
-}
-
-/// Moves the source after unmapping the tail or the mappings in the target. All memory is allocated
-/// before that. Otherwise:
-/// 1. CPU A unmaps the target, finds no memory for a table, and releases the mutex;
-/// 2. CPU B maps memory at the target and returns;
-/// 3. CPU A retries, and unmaps CPU B's mapping.
-#[cold]
-fn move_over<'m, P: Platform>(
-    op: &mut Op<'_, 'm, P>,
-    call: &mut RemapCall<'m, P>,
-    vma: &Vma,
-    plan: &RemapPlan,
-) -> Result<VirtAddr, Failure> {
-    let supplied = call.supply(op, vma, plan);
-    let done = match supplied {
-        Ok(()) => move_supplied(op, call, plan),
-        Err(error) => Err(error.into()),
-    };
-    call.free_supplies(op);
-    // The supplies are insufficient if a concurrent fault has mapped more of the source.
-    if supplied.is_ok() { done.map_err(Failure::without_second_attempt) } else { done }
-}
-
-fn move_supplied<'m, P: Platform>(
-    op: &mut Op<'_, 'm, P>,
-    call: &mut RemapCall<'m, P>,
-    plan: &RemapPlan,
-) -> Result<VirtAddr, Failure> {
-    // In Linux's order: unmaps the target before any later check can fail.
-    if let Some(target) = plan.fixed_target() {
-        unmap_next(op, call, target)?;
-        op.edit.flush();
-    }
-    if !plan.tail.is_empty() {
-        unmap_range::<P>(plan.tail.start(), plan.tail.len())?;
-        unmap_next(op, call, plan.tail)?;
-    }
-    // The target or the tail may have belonged to the same VMA, which is now shorter.
-    let start = plan.source.start();
-    let vma = op.vmas.at(start).ok_or(Error::NotMapped(start))?;
-    move_to_free(op, call, vma, plan)
-}
-
-/// Unmaps the mappings in `range` with the first of the supplies.
-fn unmap_next<'m, P: Platform>(
-    op: &mut Op<'_, 'm, P>,
-    call: &mut RemapCall<'m, P>,
-    range: VirtRange,
-) -> Result<(), Failure> {
-    let Some(first) = op.vmas.first_in(range) else { return Ok(()) };
-    may_unmap(*op.vmas, range, first)?;
-    let unmapping = call.unmappings.pop_at(0).unwrap_or_default();
-    Ok(unmap_supplied(op, range, unmapping)?)
-}
-
-/// Moves the source to the requested destination, which is free by then.
-fn move_to_free<'op, 'm, P: Platform>(
-    op: &mut Op<'op, 'm, P>,
-    call: &mut RemapCall<'m, P>,
-    vma: &'op Vma,
-    plan: &RemapPlan,
-) -> Result<VirtAddr, Failure> {
-    let &RemapPlan { source, length, remap, .. } = plan;
-    let target = match remap {
-        Remap::To(target) | Remap::LeaveTo(target) => VirtRange::raw(target.0, target.0 + length),
-        Remap::Leave(near) if near.0 != 0 => {
-            op.vmas.find_place(length, Place::Near(near), Alignment::PAGE)?
-        }
-        Remap::InPlace => return Err(Error::NoRoom.into()),
-        Remap::MayMove | Remap::Leave(_) => {
-            if remap == Remap::MayMove {
-                op.vmas.room_for(4)?;
-            }
-            congruent_place(*op.vmas, source, length).ok_or(Error::NoRoom)?
-        }
-    };
-    if remap.keeps_source() {
-        // The mappings that the target replaces are not subtracted: Linux counts before it unmaps.
-        op.vmas.account().may_expand(vma.flags(), source.pages())?;
-    }
-    move_vma(op, call, vma, plan, target)
 }

@@ -40,13 +40,13 @@ pub(super) fn move_vma<'op, 'm, P: Platform>(
     op: &mut Op<'op, 'm, P>,
     call: &mut RemapCall<'m, P>,
     vma: &'op Vma,
-    plan: &RemapPlan,
     target: VirtRange,
 ) -> Result<VirtAddr, Failure> {
-    let source = plan.source;
+    let RemapPlan { source, .. } = call.plan;
+    let stays = call.plan.keeps_source();
     let committed = if !vma.has(MappingFlags::ACCOUNT) {
         0
-    } else if plan.keeps_source() {
+    } else if stays {
         target.pages()
     } else {
         target.pages() - source.pages()
@@ -57,62 +57,188 @@ pub(super) fn move_vma<'op, 'm, P: Platform>(
         call.grown = Some(VirtRange::raw(target.start().0 + source.len(), target.end().0));
     }
     if vma.userfault_pointer().is_some() {
-        return move_served(op, call, vma, plan, target);
+        return call.move_served(op, vma, target);
     }
-    if !plan.keeps_source() && source.covers(vma.range()) {
+    if !stays && source.covers(vma.range()) {
         let between = op.vmas.between(vma);
         if between.free.start <= target.start().0
             && target.end().0 <= between.free.end
-            && let Some(slid) = slide(op, call, &between, target)
+            && let Some(slid) = call.slide(op, &between, target)
         {
             return Ok(slid?);
         }
     }
-    move_apart(op, call, vma, plan, target)
+    call.move_apart(op, vma, target)
 }
 
-/// The flags of the target of a move of `source`. Tables that move as a whole carry entries along
-/// unread, and each moved page counts as written.
-fn moved_flags<P: Platform>(vma: &Vma, source: VirtRange) -> MappingFlags {
+impl<'m, P: Platform> RemapCall<'m, P> {
+    /// As [`move_vma`], for a VMA with a userfaultfd, which follows the move if it has
+    /// subscribed to moves.
+    #[cold]
+    fn move_served<'op>(
+        &mut self,
+        op: &mut Op<'op, 'm, P>,
+        vma: &'op Vma,
+        target: VirtRange,
+    ) -> Result<VirtAddr, Failure> {
+        let RemapPlan { source, remap, .. } = self.plan;
+        let to = target.start();
+        if self.notices.is_none() {
+            let unmaps = !remap.keeps_source();
+            self.notices = Some(events::prepare_move(op, vma, (source, to), unmaps)?);
+        }
+        let done = self.move_apart(op, vma, target);
+        let Some((notices, follows)) = self.notices.take() else { return done };
+        if done.is_ok() && !follows {
+            strip_moved(op, VirtRange::from_len(to, source.len()));
+        }
+        match done {
+            Ok(_) => op.notices.append(notices),
+            Err(_) => notices.cancel(op.memory()),
+        }
+        done
+    }
+
+    /// Creates the VMA of the target and, if the source is cut out of the middle, the VMA of the
+    /// part above it. Neither VMA is in the set yet.
+    #[inline]
+    fn make_room<'op>(
+        &mut self,
+        op: &Op<'op, 'm, P>,
+        vma: &'op Vma,
+        target: VirtRange,
+    ) -> Result<(NewVma<'op, 'm, P>, Option<NewVma<'op, 'm, P>>), NoMemory> {
+        let source = self.plan.source;
+        let (flags, offset) = moved_attributes::<P>(vma, source, target);
+        let mut purpose = vma.purpose();
+        purpose.flags = flags;
+        if let Some((_, false)) = self.notices {
+            purpose = purpose.without_userfault();
+        }
+        let reserved = self.moved.take().map_or_else(|| op.vmas.reserve(), Ok)?;
+        let moved = op.vmas.new_vma_in(reserved, target, purpose, offset);
+        let range = VirtRange::raw(source.end().0, vma.end());
+        if self.plan.keeps_source() || vma.start() >= source.start().0 || range.is_empty() {
+            return Ok((moved, None));
+        }
+        let reserved = self.upper.take().map_or_else(|| op.vmas.reserve(), Ok)?;
+        let offset = vma.page_offset_of(range.start());
+        Ok((moved, Some(op.vmas.new_vma_in(reserved, range, vma.purpose(), offset))))
+    }
+
+    /// Moves the source into a VMA of its own. An error changes nothing. The trees of the reverse
+    /// map are locked for each piece and contain both ranges during the move, so a walker finds
+    /// each page either at its old or at its new address.
+    fn move_apart<'op>(
+        &mut self,
+        op: &mut Op<'op, 'm, P>,
+        vma: &'op Vma,
+        target: VirtRange,
+    ) -> Result<VirtAddr, Failure> {
+        let (source, platform) = (self.plan.source, op.platform());
+        let (moved, upper) = self.make_room(op, vma, target)?;
+        if source.is_empty() {
+            let moved = op.vmas.insert(moved);
+            op.vmas.merge_around(moved);
+            return Ok(target.start());
+        }
+        let stays = self.plan.keeps_source();
+        // From this point on, faults in the source wait and afterwards look their VMA up again.
+        let vma = vma.lock_write(platform);
+        let freeable = if stays { source } else { op.vmas.freeable(source, Some(&vma), target) };
+        let end = End { range: source, freeable };
+        let Op { vmas, edit, .. } = op;
+        let moved = edit.move_range(end, target.start(), &mut self.tables, |mover| {
+            if mover.is_one_piece() {
+                let held = RmapGuard::new(platform, &vma);
+                mover.move_one_piece()?;
+                if stays {
+                    let moved = vmas.insert_held(moved, &held);
+                    drop(held);
+                    leave_source(vmas, vma, source, moved);
+                    return Ok(moved);
+                }
+                cut_away(vmas, vma, source, upper, &held);
+                return Ok(vmas.insert_held(moved, &held));
+            }
+            mover.preallocate_tables()?;
+            // Linked before the first page arrives: a walker that misses the page at the source
+            // then looks at the target.
+            let linked = vmas.link(moved);
+            mover.move_in_pieces(|work| {
+                let held = RmapGuard::new(platform, &vma);
+                work();
+                linked.received(&held);
+            });
+            if stays {
+                let moved = vmas.insert_linked(linked);
+                leave_source(vmas, vma, source, moved);
+                return Ok(moved);
+            }
+            let held = RmapGuard::new(platform, &vma);
+            cut_away(vmas, vma, source, upper, &held);
+            drop(held);
+            Ok::<_, NoMemory>(vmas.insert_linked(linked))
+        })?;
+        // A source that stays is not merged with its neighbors, even if it now could be (as on
+        // Linux).
+        op.vmas.merge_around(moved);
+        Ok(target.start())
+    }
+
+    /// Moves a whole VMA to addresses between its neighbors, so the index keeps its node in place.
+    /// The locks are those of any other move. `None` if the move takes more than one piece, because
+    /// between two pieces a walker would look at only one of the ranges.
+    fn slide<'op>(
+        &mut self,
+        op: &mut Op<'op, 'm, P>,
+        between: &Between<'op>,
+        target: VirtRange,
+    ) -> Option<Result<VirtAddr, NoMemory>> {
+        let vma = between.vma;
+        let source = vma.range();
+        let locked = vma.lock_write(op.platform());
+        let freeable = freeable_between::<P::Arch>(source, between.free.clone(), target);
+        let end = End { range: source, freeable };
+        let Op { vmas, edit, .. } = op;
+        let slid = edit.move_range(end, target.start(), &mut self.tables, |mover| {
+            if !mover.is_one_piece() {
+                return None;
+            }
+            let held = RmapGuard::new(vmas.platform(), &locked);
+            if mover.move_one_piece().is_err() {
+                return Some(Err(NoMemory));
+            }
+            let attributes = moved_attributes::<P>(vma, source, target);
+            vmas.slide_held((between, &locked), target, attributes, &held);
+            Some(Ok(target.start()))
+        });
+        drop(locked);
+        if let Some(Ok(_)) = slid
+            && (between.free.start == target.start().0 || between.free.end == target.end().0)
+        {
+            op.vmas.merge_around(vma);
+        }
+        slid
+    }
+}
+
+/// The flags and the page offset of the target of a move of `source`. Tables that move as a whole
+/// carry entries along unread, and each moved page counts as written. A VMA that never had a page
+/// may get a new offset and merge at its new address (as on Linux).
+fn moved_attributes<P: Platform>(
+    vma: &Vma,
+    source: VirtRange,
+    target: VirtRange,
+) -> (MappingFlags, u64) {
     let carries_tables = source.len() >= P::Arch::PMD.span();
-    if carries_tables { vma.flags() | MappingFlags::SOFT_DIRTY } else { vma.flags() }
-}
-
-/// The page offset of the target of a move of `source`. A VMA that never had a page may get a new
-/// offset and merge at its new address (as on Linux).
-fn moved_offset(vma: &Vma, source: VirtRange, target: VirtRange) -> u64 {
-    if vma.is_anonymous() && vma.group_pointer().is_none() {
+    let flags = if carries_tables { vma.flags() | MappingFlags::SOFT_DIRTY } else { vma.flags() };
+    let offset = if vma.is_anonymous() && vma.group_pointer().is_none() {
         target.start().0 >> PAGE_SHIFT
     } else {
         vma.page_offset_of(source.start())
-    }
-}
-
-/// As [`move_vma`], for a VMA with a userfaultfd, which follows the move if it has subscribed to
-/// moves.
-#[cold]
-fn move_served<'op, 'm, P: Platform>(
-    op: &mut Op<'op, 'm, P>,
-    call: &mut RemapCall<'m, P>,
-    vma: &'op Vma,
-    plan: &RemapPlan,
-    target: VirtRange,
-) -> Result<VirtAddr, Failure> {
-    let (source, to) = (plan.source, target.start());
-    if call.notices.is_none() {
-        let unmaps = !plan.remap.keeps_source();
-        call.notices = Some(events::prepare_move(op, vma, (source, to), unmaps)?);
-    }
-    let done = move_apart(op, call, vma, plan, target);
-    let Some((notices, follows)) = call.notices.take() else { return done };
-    if done.is_ok() && !follows {
-        strip_moved(op, VirtRange::from_len(to, source.len()));
-    }
-    match done {
-        Ok(_) => op.notices.append(notices),
-        Err(_) => notices.cancel(op.memory()),
-    }
-    done
+    };
+    (flags, offset)
 }
 
 /// Lifts the write-protection by a userfaultfd in a range that has moved away from that
@@ -125,96 +251,6 @@ fn strip_moved<P: Platform>(op: &mut Op<'_, '_, P>, moved: Option<VirtRange>) {
         let _ = op.edit.userfault_lift(moved);
         drop(locked);
     }
-}
-
-/// Creates the VMA of the target and, if the source is cut out of the middle, the VMA of the part
-/// above it. Neither VMA is in the set yet.
-#[inline]
-fn make_room<'op, 'm, P: Platform>(
-    op: &mut Op<'op, 'm, P>,
-    call: &mut RemapCall<'m, P>,
-    vma: &'op Vma,
-    plan: &RemapPlan,
-    target: VirtRange,
-) -> Result<(NewVma<'op, 'm, P>, Option<NewVma<'op, 'm, P>>), NoMemory> {
-    let source = plan.source;
-    let mut purpose = vma.purpose();
-    purpose.flags = moved_flags::<P>(vma, source);
-    if let Some((_, false)) = call.notices {
-        purpose = purpose.without_userfault();
-    }
-    let reserved = call.moved.take().map_or_else(|| op.vmas.reserve(), Ok)?;
-    let offset = moved_offset(vma, source, target);
-    let moved = op.vmas.new_vma_in(reserved, target, purpose, offset);
-    let cuts_middle =
-        !plan.keeps_source() && vma.start() < source.start().0 && source.end().0 < vma.end();
-    if !cuts_middle {
-        return Ok((moved, None));
-    }
-    let reserved = call.upper.take().map_or_else(|| op.vmas.reserve(), Ok)?;
-    let range = VirtRange::raw(source.end().0, vma.end());
-    let offset = vma.page_offset_of(source.end());
-    Ok((moved, Some(op.vmas.new_vma_in(reserved, range, vma.purpose(), offset))))
-}
-
-/// Moves the source into a VMA of its own. An error changes nothing. The trees of the reverse map
-/// are locked for each piece and contain both ranges during the move, so a walker finds each page
-/// either at its old or at its new address.
-fn move_apart<'op, 'm, P: Platform>(
-    op: &mut Op<'op, 'm, P>,
-    call: &mut RemapCall<'m, P>,
-    vma: &'op Vma,
-    plan: &RemapPlan,
-    target: VirtRange,
-) -> Result<VirtAddr, Failure> {
-    let (source, platform) = (plan.source, op.platform());
-    let (moved, upper) = make_room(op, call, vma, plan, target)?;
-    if source.is_empty() {
-        let moved = op.vmas.insert(moved);
-        op.vmas.merge_around(moved);
-        return Ok(target.start());
-    }
-    let stays = plan.keeps_source();
-    // From this point on, faults in the source wait and afterwards look their VMA up again.
-    let vma = vma.lock_write(platform);
-    let freeable = if stays { source } else { op.vmas.freeable(source, Some(&vma), target) };
-    let end = End { range: source, freeable };
-    let Op { vmas, edit, .. } = op;
-    let moved = edit.move_range(end, target.start(), &mut call.tables, |mover| {
-        if mover.is_one_piece() {
-            let held = RmapGuard::new(platform, &vma);
-            mover.move_one_piece()?;
-            if stays {
-                let moved = vmas.insert_held(moved, &held);
-                drop(held);
-                leave_source(vmas, vma, source, moved);
-                return Ok(moved);
-            }
-            cut_away(vmas, vma, source, upper, &held);
-            return Ok(vmas.insert_held(moved, &held));
-        }
-        mover.preallocate_tables()?;
-        // Linked before the first page arrives: a walker that misses the page at the source then
-        // looks at the target.
-        let linked = vmas.link(moved);
-        mover.move_in_pieces(|work| {
-            let held = RmapGuard::new(platform, &vma);
-            work();
-            linked.received(&held);
-        });
-        if stays {
-            let moved = vmas.insert_linked(linked);
-            leave_source(vmas, vma, source, moved);
-            return Ok(moved);
-        }
-        let held = RmapGuard::new(platform, &vma);
-        cut_away(vmas, vma, source, upper, &held);
-        drop(held);
-        Ok::<_, NoMemory>(vmas.insert_linked(linked))
-    })?;
-    // A source that stays is not merged with its neighbors, even if it now could be (as on Linux).
-    op.vmas.merge_around(moved);
-    Ok(target.start())
 }
 
 /// The source stays mapped, but empty and not locked into memory.
@@ -230,42 +266,6 @@ fn leave_source<'op, P: Platform>(
     }
     let locked = MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
     vmas.change_flags(&vma, vma.flags() - locked);
-}
-
-/// Moves a whole VMA to addresses between its neighbors, so the index keeps its node in place. The
-/// locks are those of any other move. `None` if the move takes more than one piece, because between
-/// two pieces a walker would look at only one of the ranges.
-fn slide<'op, 'm, P: Platform>(
-    op: &mut Op<'op, 'm, P>,
-    call: &mut RemapCall<'m, P>,
-    between: &Between<'op>,
-    target: VirtRange,
-) -> Option<Result<VirtAddr, NoMemory>> {
-    let vma = between.vma;
-    let source = vma.range();
-    let locked = vma.lock_write(op.platform());
-    let freeable = freeable_between::<P::Arch>(source, between.free.clone(), target);
-    let end = End { range: source, freeable };
-    let Op { vmas, edit, .. } = op;
-    let slid = edit.move_range(end, target.start(), &mut call.tables, |mover| {
-        if !mover.is_one_piece() {
-            return None;
-        }
-        let held = RmapGuard::new(vmas.platform(), &locked);
-        if mover.move_one_piece().is_err() {
-            return Some(Err(NoMemory));
-        }
-        let (flags, offset) = (moved_flags::<P>(vma, source), moved_offset(vma, source, target));
-        vmas.slide_held((between, &locked), target, (flags, offset), &held);
-        Some(Ok(target.start()))
-    });
-    drop(locked);
-    if let Some(Ok(_)) = slid
-        && (between.free.start == target.start().0 || between.free.end == target.end().0)
-    {
-        op.vmas.merge_around(vma);
-    }
-    slid
 }
 
 /// Removes `source` from its VMA. The VMA's trees are locked.
@@ -285,8 +285,7 @@ fn cut_away<'op, 'm, P: Platform>(
     } else {
         vmas.resize_held(&vma, source.end().0, outer.end().0, held);
     }
-    // If the target was all of the VMA below the source, the VMA itself is the part above.
-    if let Some(upper) = upper.filter(|_| below && source.end() < outer.end()) {
+    if let Some(upper) = upper {
         debug_assert_eq!(upper.end(), outer.end().0);
         vmas.insert_held(upper, held);
     }

@@ -21,6 +21,8 @@ use super::plan::RemapPlan;
 /// A call, across all its attempts. The supplies serve one mapping's move and are absent between
 /// two attempts. A step uses the supplies first and allocates only the rest.
 pub(super) struct RemapCall<'m, P: Platform> {
+    /// The call, or its part for the mapping that moves next.
+    pub(super) plan: RemapPlan,
     /// In a move of several mappings, the source address up to which mappings have moved.
     pub(super) moved_to: u64,
     /// New pages of a locked mapping.
@@ -36,11 +38,12 @@ pub(super) struct RemapCall<'m, P: Platform> {
 }
 
 impl<'m, P: Platform> RemapCall<'m, P> {
-    /// A call without supplies, whose source starts at `start`.
+    /// A call without supplies.
     #[inline]
-    pub(super) fn new(memory: &'m Memory<P>, start: u64) -> Self {
+    pub(super) fn new(memory: &'m Memory<P>, plan: RemapPlan) -> Self {
         Self {
-            moved_to: start,
+            plan,
+            moved_to: plan.source.start().0,
             grown: None,
             unmappings: ArrayVec::new(),
             moved: None,
@@ -52,13 +55,8 @@ impl<'m, P: Platform> RemapCall<'m, P> {
 
     /// Allocates all memory for unmapping the mappings in the target and the source's tail, and for
     /// the move of the source, a part of `vma`. `free_supplies` must follow, even on failure.
-    pub(super) fn supply(
-        &mut self,
-        op: &mut Op<'_, 'm, P>,
-        vma: &Vma,
-        plan: &RemapPlan,
-    ) -> Result<(), NoMemory> {
-        let &RemapPlan { source, tail, length, remap, .. } = plan;
+    pub(super) fn supply(&mut self, op: &mut Op<'_, 'm, P>, vma: &Vma) -> Result<(), NoMemory> {
+        let RemapPlan { source, tail, length, remap, .. } = self.plan;
         let to = remap.target().unwrap_or_default();
         for range in [VirtRange::raw(to.0, to.0 + length), tail] {
             if !range.is_empty()
