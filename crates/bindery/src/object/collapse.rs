@@ -180,9 +180,7 @@ fn collapse_alone<P: Platform>(
     }
     mappings::unmap(memory, object, pages, MappingCopies::Kept, proof);
     // Pins come through mappings, so no pin can be added now.
-    if pages::any_folio(memory, object, first, first + count, |folio| {
-        frames.folio(folio).pins() > 0
-    }) {
+    if pages::any_folio(memory, object, pages, |folio| frames.folio(folio).pins() > 0) {
         object.pages.change(memory, |index, nodes| (index.prune(first, count, nodes), 0));
         object.uncommit(memory, committed);
         folio.discard();

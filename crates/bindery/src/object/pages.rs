@@ -254,7 +254,7 @@ pub(crate) fn mark_dirty<P: Platform>(
         return Ok(());
     }
     // Shared memory has no storage to save to; reclaim checks the folios themselves.
-    any_folio(memory, object, page, page.saturating_add(count), |folio| {
+    any_folio(memory, object, PageRange::from_count(page, count), |folio| {
         memory.frames.folio(folio).mark_dirty();
         false
     });
@@ -306,18 +306,17 @@ pub(super) fn mark_run_dirty<P: Platform>(
     Ok(())
 }
 
-/// Drops the pages from `first` to `end` that were neither written nor mapped since they were
-/// allocated; they read as zeroes with or without the drop.
+/// Drops those of the pages that were neither written nor mapped since they were allocated; they
+/// read as zeroes with or without the drop.
 pub(super) fn drop_untouched<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    first: u64,
-    end: u64,
+    PageRange { mut first, end }: PageRange,
     proof: &PagesMayGo,
 ) {
-    let (mut from, mut piece) = (first, DropPiece::first_of(memory));
-    while let Some(run) = object.pages.look(memory.platform(), |index| index.next_run(from, end)) {
-        from = run.page + u64::from(run.count);
+    let mut piece = DropPiece::first_of(memory);
+    while let Some(run) = object.pages.look(memory.platform(), |index| index.next_run(first, end)) {
+        first = run.page + u64::from(run.count);
         for_each_part(memory, run, |page, _, folio, count| {
             let frames = &memory.frames;
             if frames.folio(folio).mappings() == 0
@@ -332,18 +331,16 @@ pub(super) fn drop_untouched<P: Platform>(
     }
 }
 
-/// Calls `f` with each folio that has pages from `first` to `end`, until `f` returns true. A folio
-/// that has lost some of its pages may be passed more than once.
+/// Calls `f` with each folio that has some of the pages, until `f` returns true. A folio that has
+/// lost some of its pages may be passed more than once.
 pub(super) fn any_folio<P: Platform>(
     memory: &Memory<P>,
     object: &ObjectState,
-    first: u64,
-    end: u64,
+    PageRange { mut first, end }: PageRange,
     mut f: impl FnMut(Folio) -> bool,
 ) -> bool {
-    let mut from = first;
-    while let Some(run) = object.pages.look(memory.platform(), |index| index.next_run(from, end)) {
-        from = run.page + u64::from(run.count);
+    while let Some(run) = object.pages.look(memory.platform(), |index| index.next_run(first, end)) {
+        first = run.page + u64::from(run.count);
         if !for_each_part(memory, run, |_, _, folio, _| !f(folio)) {
             return true;
         }

@@ -346,7 +346,8 @@ fn allocate_pages<P: Platform>(handle: &Object<'_, P>, first: u64, end: u64) -> 
             .and_then(|()| obtain(memory, object, page, &wanted));
         if let Err(stop) = obtained {
             object.invalidate_lock.with_write(memory.platform(), |proof| {
-                pages::drop_untouched(memory, object, first, page, proof);
+                let pages = PageRange { first, end: page };
+                pages::drop_untouched(memory, object, pages, proof);
             });
             return Err(stop);
         }

@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use bitflags::bitflags;
 
-use crate::addr::PAGE_SIZE;
+use crate::addr::{PAGE_SIZE, PageRange};
 use crate::error::Error;
 use crate::platform::Platform;
 
@@ -222,7 +222,8 @@ impl<P: Platform> Object<'_, P> {
         // A page is pinned for writing only through a writable shared mapping, and no new one can
         // be created.
         object.invalidate_lock.with_write(memory.platform(), |_| {
-            let pinned = pages::any_folio(memory, object, 0, PAGE_LIMIT, |folio| {
+            let all = PageRange { first: 0, end: PAGE_LIMIT };
+            let pinned = pages::any_folio(memory, object, all, |folio| {
                 memory.frames.folio(folio).pins() > 0
             });
             if pinned { Err(Error::Busy) } else { Ok(()) }
