@@ -82,6 +82,7 @@ pub use mmu::{
     Translation, Walk,
 };
 pub use pager_thread::for_pager;
+pub use parking::served_in_place;
 pub use program::Program;
 pub use stats::Statistics;
 pub use swap_file::{SwapFile, SwapFileCounts, SwapService};

@@ -29,6 +29,56 @@ use parking_lot_core::{
 
 use crate::signals::Signals;
 
+/// Serves the events for which a thread would sleep. Returns whether there was one.
+type Serve = dyn Fn() -> bool;
+
+thread_local! {
+    /// The function that the thread calls in place of its sleeps.
+    static IN_PLACE: Cell<Option<NonNull<Serve>>> = const { Cell::new(None) };
+}
+
+/// Runs `work`. Where the calling thread would sleep meanwhile ([`Platform::park`]), it calls
+/// `serve` until the word changes. `serve` answers for devices, pagers and handlers, and returns
+/// whether it had an answer. Only without an answer does the thread sleep. So one thread takes both
+/// sides of a wait, and the order of all events is that of `serve`.
+///
+/// A sleep within `serve` is a sleep, and so is a brief one ([`Platform::park_briefly`]).
+///
+/// [`Platform::park`]: bindery::Platform::park
+/// [`Platform::park_briefly`]: bindery::Platform::park_briefly
+pub fn served_in_place<R>(serve: &dyn Fn() -> bool, work: impl FnOnce() -> R) -> R {
+    let serve: NonNull<dyn Fn() -> bool + '_> = serve.into();
+    // SAFETY: only the lifetime changes. `_restore` removes the pointer before the borrow ends.
+    let serve =
+        unsafe { std::mem::transmute::<NonNull<dyn Fn() -> bool + '_>, NonNull<Serve>>(serve) };
+    let _restore = Restore(IN_PLACE.replace(Some(serve)));
+    work()
+}
+
+/// Sets the function of the thread again, also when the work panics.
+struct Restore(Option<NonNull<Serve>>);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        IN_PLACE.set(self.0);
+    }
+}
+
+/// Calls the function of the calling thread, if it has one, until the word has another value.
+/// Returns whether it has.
+fn serves(word: &AtomicU32, expected: u32) -> bool {
+    let Some(serve) = IN_PLACE.take() else { return false };
+    let _restore = Restore(Some(serve));
+    // SAFETY: `served_in_place` borrows the function for as long as the pointer is set.
+    let serve = unsafe { serve.as_ref() };
+    while word.load(Ordering::Acquire) == expected {
+        if !serve() {
+            return false;
+        }
+    }
+    true
+}
+
 /// Whether sleeps end at random.
 const SPURIOUS_WAKEUPS: bool = cfg!(feature = "spurious_wakeups");
 
@@ -86,6 +136,9 @@ impl Parking {
         (cpu, word, expected): (Cpu, &AtomicU32, u32),
         signals: &Signals,
     ) {
+        if brief.is_none() && serves(word, expected) {
+            return;
+        }
         let sleep = self.next.fetch_add(1, Ordering::Relaxed);
         let spurious = SPURIOUS_WAKEUPS.then(|| spurious_wakeup(self.seed ^ sleep));
         if signals.keep_awake(cpu) || spurious == Some(Duration::ZERO) {
