@@ -1,0 +1,202 @@
+//! The steps of a random sequence.
+
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::model::{CELLS, Kind, MOST_PAGES};
+
+/// The pages of the arena that calls use: small mappings, and both ends of a 2 MiB range.
+pub const SMALL: u64 = 48;
+/// The first page of the 2 MiB range.
+pub const LARGE: u64 = 512;
+/// The number of pages of the 2 MiB range.
+pub const LARGE_PAGES: u64 = 512;
+
+/// Pages of the arena.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    pub first: u64,
+    pub pages: u64,
+}
+
+impl Span {
+    pub fn all(self) -> std::ops::Range<u64> {
+        self.first..self.first + self.pages
+    }
+}
+
+/// Cells of the arena or of an object: 512 bytes each.
+#[derive(Clone, Copy, Debug)]
+pub struct Cells {
+    pub first: u64,
+    pub count: u64,
+}
+
+/// The pages that `mmap` provides at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Provided {
+    None,
+    Populated,
+    Locked,
+}
+
+/// A call.
+#[derive(Clone, Copy, Debug)]
+pub enum What {
+    /// The number is the page of the object at the start of the span.
+    Map(Span, Kind, u64, Provided),
+    MapLarge,
+    Unmap(Span),
+    /// Nothing, reads, or reads and writes.
+    Protect(Span, u8),
+    Remap(Span, u64),
+    /// The raw number of the advice.
+    Advise(Span, u64),
+    Lock(Span, bool),
+    Unlock(Span),
+    LockAll,
+    UnlockAll,
+    Store(Span),
+    /// Copies from the program.
+    Load(Cells),
+    /// Copies to the program, with this value.
+    Fill(Cells, u8),
+    /// Page, and whether it is written.
+    Touch(u64, bool),
+    /// The number of the object first.
+    Read(usize, Cells),
+    Write(usize, Cells, u8),
+    Sync(usize, Cells),
+}
+
+/// The way in which a call in steps continues.
+#[derive(Clone, Copy, Debug)]
+pub enum Way {
+    /// The wait is polled; a thread waits if the poll needs one.
+    Poll,
+    /// A thread waits.
+    Thread,
+    /// The next step comes before the end of the wait.
+    Early,
+    /// As `Poll`, but the step gets the end of another call's wait.
+    Mixed,
+    /// The next step comes after the end of the wait, without its result.
+    Without,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Step {
+    /// A call of this process; whether it takes steps; the seed of the answers during its sleeps.
+    Make(u8, What, bool, u64),
+    Advance(u8, Way, u64),
+    Cancel(u8),
+    /// The pager answers a request.
+    Answer(u64),
+    /// The swap device serves its oldest request.
+    Serve,
+    /// Whether the pager keeps reads, and writes.
+    Keep(bool, bool),
+    /// A store of the program to this cell, if the page is mapped and writable already.
+    Poke(u8, u64, u8),
+    Resize(usize, u64, u64),
+    Punch(usize, u64, u64),
+    ReadAhead(u64),
+    Evict,
+    Reclaim(u64, u64),
+    Fork(u8, u64),
+    Exit(u8, u64),
+}
+
+fn page() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        12 => 0..SMALL,
+        1 => LARGE..LARGE + 8,
+        1 => LARGE + LARGE_PAGES - 8..LARGE + LARGE_PAGES
+    ]
+}
+
+fn span() -> impl Strategy<Value = Span> {
+    (page(), 1..=12_u64).prop_map(|(first, pages)| {
+        let end = if first < SMALL { SMALL } else { (first / 8 + 1) * 8 };
+        Span { first, pages: pages.min(end - first) }
+    })
+}
+
+fn cells() -> impl Strategy<Value = Cells> {
+    (span(), 0..CELLS, 0..CELLS).prop_map(|(span, head, tail)| {
+        let (first, end) = (span.first * CELLS + head, (span.first + span.pages) * CELLS);
+        Cells { first, count: end.saturating_sub(first + tail).max(1) }
+    })
+}
+
+fn object_cells() -> impl Strategy<Value = Cells> {
+    let most = MOST_PAGES * CELLS;
+    (0..20 * CELLS, 1..6 * CELLS)
+        .prop_map(move |(first, count)| Cells { first, count: count.min(most - first) })
+}
+
+fn kind() -> impl Strategy<Value = Kind> {
+    select(vec![Kind::Anonymous, Kind::Private, Kind::Shared(0), Kind::Shared(1)])
+}
+
+fn what() -> impl Strategy<Value = What> {
+    let provided = prop_oneof![
+        1 => Just(Provided::None), 2 => Just(Provided::Populated), 1 => Just(Provided::Locked)
+    ];
+    let advice = select(vec![0, 1, 2, 3, 4, 4, 20, 21, 21, 21, 22, 22, 22, 23, 23, 23]);
+    let object = 0..2_usize;
+    prop_oneof![
+        6 => (span(), kind(), 0..12_u64, provided).prop_map(|(s, k, o, p)| What::Map(s, k, o, p)),
+        1 => Just(What::MapLarge),
+        3 => span().prop_map(What::Unmap),
+        4 => (span(), 0..3_u8).prop_map(|(s, p)| What::Protect(s, p)),
+        3 => (span(), 0..SMALL - 12).prop_map(|(s, to)| What::Remap(s, to)),
+        10 => (span(), advice).prop_map(|(s, a)| What::Advise(s, a)),
+        2 => page().prop_map(|first| What::Advise(Span { first, pages: 1 }, 9)),
+        2 => Just(What::Advise(Span { first: LARGE, pages: LARGE_PAGES }, 25)),
+        1 => Just(What::Advise(Span { first: LARGE, pages: LARGE_PAGES }, 21)),
+        4 => (span(), any::<bool>()).prop_map(|(s, on)| What::Lock(s, on)),
+        2 => span().prop_map(What::Unlock),
+        1 => Just(What::LockAll),
+        1 => Just(What::UnlockAll),
+        4 => span().prop_map(What::Store),
+        8 => cells().prop_map(What::Load),
+        10 => (cells(), 0..63_u8).prop_map(|(c, v)| What::Fill(c, v)),
+        6 => (page(), any::<bool>()).prop_map(|(p, w)| What::Touch(p, w)),
+        6 => (object.clone(), object_cells()).prop_map(|(o, c)| What::Read(o, c)),
+        8 => (object, object_cells(), 0..63_u8).prop_map(|(o, c, v)| What::Write(o, c, v)),
+        4 => object_cells().prop_map(|c| What::Sync(0, c)),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let way = prop_oneof![
+        8 => Just(Way::Poll), 2 => Just(Way::Thread), 1 => Just(Way::Early), 1 => Just(Way::Mixed),
+        1 => Just(Way::Without)
+    ];
+    let object = 0..2_usize;
+    prop_oneof![
+        16 => (any::<u8>(), what(), prop::bool::weighted(0.7), any::<u64>())
+            .prop_map(|(by, w, s, n)| Step::Make(by, w, s, n)),
+        20 => (any::<u8>(), way, any::<u64>()).prop_map(|(f, w, n)| Step::Advance(f, w, n)),
+        3 => any::<u8>().prop_map(Step::Cancel),
+        10 => any::<u64>().prop_map(Step::Answer),
+        4 => Just(Step::Serve),
+        1 => prop::bool::weighted(0.8).prop_flat_map(|r| (Just(r), prop::bool::weighted(0.8)))
+            .prop_map(|(r, w)| Step::Keep(r, w)),
+        4 => (any::<u8>(), page(), 0..CELLS, 0..63_u8)
+            .prop_map(|(by, p, c, v)| Step::Poke(by, p * CELLS + c, v)),
+        1 => (object.clone(), 0..24_u64, any::<u64>()).prop_map(|(o, p, n)| Step::Resize(o, p, n)),
+        1 => (object, 0..20_u64, any::<u64>()).prop_map(|(o, p, n)| Step::Punch(o, p, n)),
+        1 => (0..16_u64).prop_map(Step::ReadAhead),
+        1 => Just(Step::Evict),
+        1 => (1..64_u64, any::<u64>()).prop_map(|(p, n)| Step::Reclaim(p, n)),
+        1 => (any::<u8>(), any::<u64>()).prop_map(|(by, n)| Step::Fork(by, n)),
+        1 => (any::<u8>(), any::<u64>()).prop_map(|(by, n)| Step::Exit(by, n)),
+    ]
+}
+
+/// The order of the folios of files and shared memory, and the steps.
+pub fn sequence() -> impl Strategy<Value = (u8, Vec<Step>)> {
+    (select(vec![0_u8, 0, 1, 2, 4]), prop::collection::vec(step(), 1..120))
+}

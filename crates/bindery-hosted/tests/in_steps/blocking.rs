@@ -1,0 +1,128 @@
+//! Blocking calls. In their sleeps the pager and the device answer.
+
+use bindery::Access;
+use bindery::addr::VirtAddr;
+use bindery_linux as linux;
+
+use super::action::{Cells, What};
+use super::calls::raw;
+use super::flight::bytes;
+use super::model::{CELL, CELLS, Page, Source, filled};
+use super::world::{AT, World, address};
+
+impl World<'_, '_> {
+    /// Makes a call that returns when it is done.
+    pub fn block(&mut self, by: usize, what: What) {
+        let (server, space, failed) = (self.server, self.space(by), self.failed());
+        let at = |cells: Cells| VirtAddr(AT + cells.first * CELL);
+        let length = |cells: Cells| (cells.count * CELL) as usize;
+        match what {
+            What::Load(cells) => {
+                let mut into = vec![0; length(cells)];
+                let read = server.with(|| space.read_user(at(cells), &mut into));
+                self.observe();
+                match read {
+                    Ok(()) => self.check_load(by, cells, &into, 0..cells.count),
+                    Err(error) => {
+                        let is_right = self.accessible(by, cells, false) < cells.count;
+                        assert!(is_right || self.failed() > failed, "a copy fails: {error}");
+                    }
+                }
+            }
+            What::Fill(cells, value) => {
+                let from = bytes(cells, value);
+                let written = server.with(|| space.write_user(at(cells), &from));
+                let most = self.accessible(by, cells, true);
+                let (has_failed, is_done) = (self.failed() > failed, written.is_ok());
+                assert!(is_done || most < cells.count || has_failed, "a copy fails: {written:?}");
+                assert!(!is_done || most == cells.count, "a copy writes a page without right");
+                if is_done || !has_failed {
+                    for index in 0..most {
+                        let value = Some(filled(value, index));
+                        self.model.store(by, cells.first + index, value);
+                    }
+                } else {
+                    self.forget(by, cells, most);
+                }
+            }
+            What::Touch(page, writes) => {
+                let access = if writes { Access::Write } else { Access::Read };
+                let resolved = server.with(|| space.fault(address(page), access));
+                self.observe();
+                let is_right = self.model.find(by, page, writes).is_some() == resolved.is_ok();
+                let has_failed = resolved.is_err() && self.failed() > failed;
+                assert!(is_right || has_failed, "page {page}: {resolved:?}");
+            }
+            What::Read(object, cells) => {
+                let mut into = vec![0; length(cells)];
+                let object_read = &self.objects[object];
+                let read = server.with(|| object_read.read(cells.first * CELL, &mut into));
+                let has_failed = self.failed() > failed;
+                let done = read.map_or(0, |bytes| bytes as u64 / CELL);
+                self.check_read(object, cells, &into, 0..done);
+                let left = self.model.objects[object].size.saturating_sub(cells.first);
+                let is_whole = done == left.min(cells.count);
+                assert!(is_whole && read.is_ok() || has_failed, "a read: {read:?}");
+            }
+            What::Write(object, cells, value) => {
+                let from = bytes(cells, value);
+                let object_written = &self.objects[object];
+                let written = server.with(|| object_written.write(cells.first * CELL, &from));
+                self.observe();
+                let done = written.map_or(0, |bytes| bytes as u64 / CELL);
+                for index in 0..done {
+                    self.model.write(object, cells.first + index, Some(filled(value, index)));
+                }
+                let is_whole = done == cells.count;
+                assert!(is_whole || self.failed() > failed, "a write: {written:?}");
+            }
+            What::Sync(object, cells) => {
+                let synced = server
+                    .with(|| self.objects[object].sync(cells.first * CELL, cells.count * CELL));
+                let has_failed = self.failed() > failed;
+                assert!(synced.is_ok() || has_failed, "a sync fails: {synced:?}");
+                if synced.is_ok() && !has_failed {
+                    self.assert_stored(cells.first..cells.first + cells.count, self.model.now);
+                }
+            }
+            _ => {
+                let ((call, arguments), expected) = (raw(what), self.expected(by, what));
+                let result = server.with(|| linux::call(self.caller(by), call, arguments));
+                self.apply(by, what);
+                self.observe();
+                let is_alone = self.failed() == failed;
+                assert!(
+                    expected.allows(result, is_alone),
+                    "{what:?} returns {result} (alone: {is_alone}): {expected:?}"
+                );
+                self.returned((by, what), result, self.model.now, is_alone);
+            }
+        }
+    }
+
+    /// Notes that a copy has ended at some page: each cell is written or not.
+    fn forget(&mut self, by: usize, cells: Cells, most: u64) {
+        let all = || (cells.first..cells.first + most).map(|cell| (cell, cell / CELLS));
+        let is_private = |page: &Page| matches!(page.source, Source::Private(_));
+        for (cell, page) in all() {
+            if !is_private(&self.model.spaces[by][&page]) {
+                self.model.store(by, cell, None);
+            }
+        }
+        // Now the copies of the file's pages are known.
+        self.observe();
+        for (cell, page) in all() {
+            let page = &self.model.spaces[by][&page];
+            if is_private(page) && page.own.is_some() {
+                self.model.store(by, cell, None);
+            }
+        }
+    }
+
+    /// The number of cells from the first on that an access reaches.
+    fn accessible(&self, by: usize, cells: Cells, writes: bool) -> u64 {
+        let is_found =
+            |index: &u64| self.model.find(by, (cells.first + index) / CELLS, writes).is_some();
+        (0..cells.count).take_while(is_found).count() as u64
+    }
+}
