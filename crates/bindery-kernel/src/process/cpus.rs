@@ -90,9 +90,9 @@ pub(super) fn page_faults() -> u64 {
     records.map(|record| record.page_faults.load(Ordering::Relaxed)).sum()
 }
 
-/// The time until `now` in which a CPU has run no thread since power-on, in nanoseconds; 0 for a CPU that does
-/// not run threads. Exact for the holder of the kernel's lock, without which no CPU begins or ends
-/// to idle.
+/// The time until `now` in which a CPU has run no thread since power-on, in nanoseconds; 0 for a
+/// CPU that does not run threads. Exact for the holder of the kernel's lock, without which no CPU
+/// begins or ends to idle.
 pub fn idle_time(cpu: u32, now: u64) -> u64 {
     let Some(record) = record(cpu as usize) else { return 0 };
     let begun = record.idles_since.load(Ordering::Relaxed);
