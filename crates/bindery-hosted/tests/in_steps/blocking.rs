@@ -70,9 +70,7 @@ impl World<'_, '_> {
                 let written = server.with(|| object_written.write(cells.first * CELL, &from));
                 self.observe();
                 let done = written.map_or(0, |bytes| bytes as u64 / CELL);
-                for index in 0..done {
-                    self.model.write(object, cells.first + index, Some(filled(value, index)));
-                }
+                self.write(object, cells.first, value, 0..done);
                 let is_whole = done == cells.count;
                 assert!(is_whole || self.failed() > failed, "a write: {written:?}");
             }

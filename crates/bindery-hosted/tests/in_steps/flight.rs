@@ -333,9 +333,7 @@ impl<'w, 'm> World<'w, 'm> {
                 }
             }
             (What::Write(object, cells, value), Body::Write(..)) => {
-                for index in before..after {
-                    self.model.write(object, cells.first + index, Some(filled(value, index)));
-                }
+                self.write(object, cells.first, value, before..after);
                 match end {
                     End::Failed(error) => {
                         assert!(has_failed && after == 0, "a write fails: {error}")

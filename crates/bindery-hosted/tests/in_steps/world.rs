@@ -10,7 +10,7 @@ use bindery_linux::{OpenFile, Process};
 
 use super::action::{LARGE, LARGE_PAGES, Step};
 use super::flight::Flight;
-use super::model::{CELL, CELLS, Model, Space};
+use super::model::{CELL, CELLS, Model, Space, filled};
 use super::server::Server;
 use crate::support::{GIB, options};
 
@@ -198,6 +198,18 @@ impl<'w, 'm> World<'w, 'm> {
         }
     }
 
+    /// Applies a write of the cells `done` of a call, the first of which goes to `first`. A write
+    /// may make the object larger, and pages accessible.
+    pub fn write(&mut self, object: usize, first: u64, value: u8, done: std::ops::Range<u64>) {
+        let size = self.model.objects[object].size;
+        for index in done {
+            self.model.write(object, first + index, Some(filled(value, index)));
+        }
+        if self.model.objects[object].size > size {
+            self.disturb(None);
+        }
+    }
+
     fn fork(&mut self, by: usize, seed: u64) {
         let number = self.model.spaces.len();
         if number == PROCESSES {
@@ -216,7 +228,7 @@ impl<'w, 'm> World<'w, 'm> {
     fn poke(&mut self, by: usize, cell: u64, value: u8) {
         let (space, at) = (self.space(by), VirtAddr(AT + cell * CELL));
         space.enter();
-        let bytes = [super::model::filled(value, cell); CELL as usize];
+        let bytes = [filled(value, cell); CELL as usize];
         if self.machine.write_user(space.root(), at, &bytes, Err).is_ok() {
             self.model.store(by, cell, Some(bytes[0]));
         }
