@@ -133,7 +133,7 @@ fn wait() {
     WAITING.fetch_add(1, Ordering::Relaxed);
     while IS_HELD.load(Ordering::Relaxed) || !try_to_take() {
         arch::answer();
-        core::hint::spin_loop();
+        arch::pause();
     }
     WAITING.fetch_sub(1, Ordering::Relaxed);
 }
@@ -222,7 +222,7 @@ pub fn hold_off<T>(
                     place::WAITING => break false,
                     _ => break true,
                 }
-                core::hint::spin_loop();
+                arch::pause();
             }
         })
     });
@@ -260,7 +260,7 @@ pub fn offer() {
             break;
         }
         arch::answer();
-        core::hint::spin_loop();
+        arch::pause();
     }
     lock();
 }
@@ -274,17 +274,13 @@ pub fn grace_period() -> GracePeriod {
     SECTIONS.grace_period()
 }
 
-/// As [`bindery::Platform::is_over`], if several CPUs run threads. Looks at once at the CPUs that
-/// hold the period up, so what no other CPU reads is freed without a delay.
+/// As [`bindery::Platform::is_over`], if several CPUs run threads. Most answers read one word. A CPU
+/// looks at the others only once in several questions, since a look takes lines from all of them.
 #[cold]
 #[inline(never)]
 pub fn is_over(period: GracePeriod) -> bool {
-    let look = || {
-        SECTIONS.advance();
-        SECTIONS.has_passed(period)
-    };
-    // The period under way may have to end first, so there are two looks.
-    SECTIONS.has_passed(period) || outside_of_sections(|| look() || look())
+    SECTIONS.has_passed(period)
+        || SECTIONS.is_to_look(own()) && outside_of_sections(|| SECTIONS.advance_to(period))
 }
 
 /// As [`bindery::Platform::synchronize`], if several CPUs run threads. Waits by `relax` for the

@@ -111,6 +111,7 @@ pub fn leaked_frames() -> i64 {
 /// lasting area. So does the huge zero page, which is never freed once it exists.
 fn free_frame_count() -> u64 {
     kernel_map().purge();
+    memory().drain_deferred();
     memory().trim();
     let counts = kernel_map().counts();
     let zeroes = memory().huge_zero_page().map_or(0, |frames| u64::from(frames.count));

@@ -18,7 +18,7 @@ pub fn relax() {
     if kernel_lock::is_used() {
         arch::answer();
     }
-    core::hint::spin_loop();
+    arch::pause();
 }
 
 /// The interrupts of a CPU in the kernel: always off.

@@ -8,6 +8,7 @@ use crate::arch::Registers;
 use crate::errno::{Errno, Outcome};
 use crate::process::{self, scheduler, signal};
 
+use crate::calls::BesideOthers;
 pub use crate::process::From;
 use crate::{calls, kernel_lock, time};
 
@@ -26,7 +27,7 @@ pub fn system_call(registers: &mut Registers) {
 /// pays for one test.
 #[inline(never)]
 pub fn system_call_beside_others(registers: &mut Registers) {
-    let Some(call) = calls::of_the_core(registers) else {
+    let Some(call) = BesideOthers::of(registers) else {
         kernel_lock::lock();
         system_call(registers);
         return kernel_lock::unlock();

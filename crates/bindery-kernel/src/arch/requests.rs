@@ -59,7 +59,7 @@ pub fn ask(own: u16, wanted: impl Fn(u16) -> bool, interrupt: impl Fn(u16), act:
             if pending(own) {
                 answer(own, act);
             }
-            core::hint::spin_loop();
+            super::pause();
         }
     }
 }

@@ -7,8 +7,9 @@ use bindery_linux::{self as linux, Call, Numbers, OpenFile};
 use linux_raw_sys::general::{
     MADV_COLD, MADV_DODUMP, MADV_DOFORK, MADV_DONTDUMP, MADV_DONTFORK, MADV_DONTNEED,
     MADV_DONTNEED_LOCKED, MADV_FREE, MADV_GUARD_INSTALL, MADV_GUARD_REMOVE, MADV_HUGEPAGE,
-    MADV_KEEPONFORK, MADV_NOHUGEPAGE, MADV_NORMAL, MADV_RANDOM, MADV_SEQUENTIAL, MADV_WIPEONFORK,
-    MAP_ANONYMOUS, MAP_LOCKED, MAP_POPULATE, MS_SYNC,
+    MADV_KEEPONFORK, MADV_NOHUGEPAGE, MADV_NORMAL, MADV_POPULATE_READ, MADV_POPULATE_WRITE,
+    MADV_RANDOM, MADV_SEQUENTIAL, MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_LOCKED, MAP_POPULATE,
+    MS_SYNC,
 };
 
 use crate::arch;
@@ -137,7 +138,7 @@ fn is_plain(flags: u64) -> bool {
     flags as u32 & (MAP_ANONYMOUS | MAP_POPULATE | MAP_LOCKED) == MAP_ANONYMOUS
 }
 
-/// Whether advice needs neither a pager nor a swap device.
+/// Whether advice needs a pager or a swap device only as page faults do, or not at all.
 fn is_prompt(advice: u64) -> bool {
     matches!(
         advice as u32,
@@ -158,6 +159,8 @@ fn is_prompt(advice: u64) -> bool {
             | MADV_NOHUGEPAGE
             | MADV_GUARD_INSTALL
             | MADV_GUARD_REMOVE
+            | MADV_POPULATE_READ
+            | MADV_POPULATE_WRITE
     )
 }
 

@@ -20,13 +20,34 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::arch::{self, Registers};
 use crate::errno::{Errno, Outcome};
 use crate::{files, log, options, process};
+use memory::OfTheCore;
 
-pub use memory::OfTheCore;
+/// A call that needs no kernel's lock.
+pub enum BesideOthers {
+    /// A call about memory that runs in the core alone.
+    OfTheCore(OfTheCore),
+    /// A call that returns a number that only the running thread changes.
+    Number(u32),
+}
 
-/// The call in the registers, if it runs in the core alone ([`OfTheCore`]) and is not logged.
-pub fn of_the_core(registers: &Registers) -> Option<OfTheCore> {
-    let call = OfTheCore::from_number(registers.number(), registers.arguments());
-    call.filter(|_| !options::LOG_CALLS.load(Ordering::Relaxed))
+impl BesideOthers {
+    /// The call in the registers; `None` for a call that needs the lock, or that is logged.
+    pub fn of(registers: &Registers) -> Option<Self> {
+        let number = registers.number();
+        let call = match OfTheCore::from_number(number, registers.arguments()) {
+            Some(call) => Self::OfTheCore(call),
+            None => Self::Number(process::calls::own_number(u32::try_from(number).ok()?)?),
+        };
+        (!options::LOG_CALLS.load(Ordering::Relaxed)).then_some(call)
+    }
+
+    /// Makes the call.
+    pub fn make(self) -> Outcome {
+        match self {
+            Self::OfTheCore(call) => call.make(),
+            Self::Number(number) => Ok(number.into()),
+        }
+    }
 }
 
 /// Makes the call whose number is in the registers. `None` if the registers already have the

@@ -49,7 +49,7 @@ const OUTSIDE: u64 = 0;
 const IS_ENTRY_ONE_STEP: bool = cfg!(all(target_arch = "x86_64", not(all(test, loom))));
 
 /// With several CPUs online, a CPU looks at sections once in this number of negative answers.
-const QUESTIONS: u32 = 8;
+const QUESTIONS: u32 = 64;
 
 /// The memory of one CPU in [`ReadSections`], two cache lines of 64 bytes.
 ///
@@ -221,9 +221,13 @@ impl<'m> ReadSections<'m> {
     /// Never waits.
     ///
     /// With one CPU online, the answer is exact. With several, a CPU answers from one word and
-    /// looks at sections only once in eight negative answers, so the answer may turn positive later
+    /// looks at sections only once in 64 negative answers, so the answer may turn positive later
     /// than the last section ends. `cpu` is the caller's CPU; a wrong one only changes how often is
     /// looked.
+    ///
+    /// The caller's own section would hold the period up, if all time in the kernel is a section.
+    /// Such a kernel asks the three questions itself, and leaves its section for the last one:
+    /// [`ReadSections::has_passed`], [`ReadSections::is_to_look`], [`ReadSections::advance_to`].
     #[inline]
     pub fn is_over(&self, cpu: Cpu, period: GracePeriod) -> bool {
         self.has_passed(period) || self.is_to_look(cpu) && self.advance_to(period)
@@ -299,7 +303,11 @@ impl<'m> ReadSections<'m> {
     }
 
     /// Tries to bring the progress up to a period, which is at most the one after the latest.
-    fn advance_to(&self, period: GracePeriod) -> bool {
+    /// Looks at sections, like [`ReadSections::advance`], for a period whose predecessor may still
+    /// be under way. Returns whether the period is over. The caller is in no read section.
+    ///
+    /// Linear in the number of CPUs at most.
+    pub fn advance_to(&self, period: GracePeriod) -> bool {
         (0..2).any(|_| {
             self.advance();
             self.has_passed(period)
@@ -310,8 +318,9 @@ impl<'m> ReadSections<'m> {
         self.offline.contains(cpu, rule::order(Rule::AcquireOffline, Ordering::Acquire))
     }
 
-    /// Counts a negative answer. Returns whether the caller must look at sections.
-    fn is_to_look(&self, cpu: Cpu) -> bool {
+    /// Counts a negative answer ([`ReadSections::has_passed`]). Returns whether the caller has to
+    /// look at sections: once in 64 negative answers of a CPU, or if no other CPU is online.
+    pub fn is_to_look(&self, cpu: Cpu) -> bool {
         let Some(cpu) = self.cpus.get(usize::from(cpu.0)) else { return true };
         // The thread may have left the CPU, so an addition may be lost, which is harmless.
         let number = cpu.questions.load(Ordering::Relaxed).wrapping_add(1);

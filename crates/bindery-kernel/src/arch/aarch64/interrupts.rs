@@ -77,7 +77,7 @@ pub fn begin(at: u64, redistributors: (u64, u64), timer: u32) {
     REDISTRIBUTORS[1].store(redistributors.1, Ordering::Relaxed);
     write(at + distributor::CONTROL, distributor::AFFINITY_ROUTING | distributor::GROUP_1);
     while read(at + distributor::CONTROL) & distributor::WRITE_PENDING != 0 {
-        core::hint::spin_loop();
+        pause();
     }
     begin_cpu();
 }
@@ -109,7 +109,7 @@ pub fn begin_cpu() {
     let own = own_redistributor().expect("each CPU has a redistributor");
     write(own + r::WAKER, read(own + r::WAKER) & !r::ASLEEP);
     while read(own + r::WAKER) & r::CHILDREN_ASLEEP != 0 {
-        core::hint::spin_loop();
+        pause();
     }
     let timer = TIMER.load(Ordering::Relaxed);
     write(own + r::GROUP, u32::MAX);
@@ -193,6 +193,17 @@ pub fn take() -> Taken {
         NONE.. => Taken::None,
         _ => Taken::Other,
     }
+}
+
+/// Passes a moment in a loop that waits for another CPU.
+///
+/// The hint of the Rust library is a barrier here (`ISB`). At a `YIELD`, an emulator that runs one
+/// CPU at a time goes on with the next one. Otherwise it would run this one to the end of a slice of
+/// seconds.
+#[inline]
+pub fn pause() {
+    // SAFETY: the instruction changes nothing.
+    unsafe { asm!("yield", options(nomem, nostack, preserves_flags)) }
 }
 
 /// Sleeps until an interrupt arrives. Interrupts stay masked. `WFI` wakes all the same, so no

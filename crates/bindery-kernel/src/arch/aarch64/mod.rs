@@ -47,7 +47,7 @@ pub use cpu_features::{
     branch_target_identification, hardware_capabilities, huge_page_sizes, random_word,
 };
 pub use floating_point::FloatingPoint;
-pub use interrupts::{INTERRUPT_NAMES, after_sleep, interrupt, sleep};
+pub use interrupts::{INTERRUPT_NAMES, after_sleep, interrupt, pause, sleep};
 pub use marks::{mark_begin, mark_end};
 pub use page_copy::{copy, synchronize_instructions, zero};
 pub use page_tables::{direct_map, kernel_root, largest_leaf, own_root};

@@ -38,7 +38,7 @@ pub fn start_other_cpus(_count: usize) {
         match control::start_cpu(affinity, begin, top.addr() as u64) {
             Ok(()) => {
                 while RUNNING.load(Ordering::Acquire) <= number {
-                    core::hint::spin_loop();
+                    super::pause();
                 }
             }
             Err(refused) => {

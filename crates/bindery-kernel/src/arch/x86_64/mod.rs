@@ -39,6 +39,7 @@ use super::Ended;
 pub use backtrace::return_addresses;
 pub use context::{Context, prepare, prepare_kernel, switch};
 pub use control::{power_off, write_control};
+pub use core::hint::spin_loop as pause;
 pub use cpu_features::{
     branch_target_identification, hardware_capabilities, huge_page_sizes, random_word,
 };
