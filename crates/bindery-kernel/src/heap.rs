@@ -5,15 +5,24 @@
 //! that no single call can exhaust and fails with `ENOMEM` when only the margin is left. A check
 //! before a sleep would be useless, because other threads could take the same bytes before the
 //! allocation.
+//!
+//! `recent` keeps the blocks that each CPU has freed last.
+
+mod recent;
 
 use core::alloc::{GlobalAlloc, Layout};
+use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use talc::TalcLock;
+use talc::base::Talc;
+use talc::base::binning::DefaultBinning;
 use talc::source::Manual;
 
 use crate::arch;
 use crate::boot::{Information, Stretch};
 use crate::errno::Errno;
+use recent::Block;
 
 #[global_allocator]
 static HEAP: Heap = Heap(TalcLock::new(Manual));
@@ -21,30 +30,101 @@ static HEAP: Heap = Heap(TalcLock::new(Manual));
 /// The allocator, with functions that are not inlined, because hundreds of places call them.
 struct Heap(TalcLock<spin::Mutex<()>, Manual>);
 
-// SAFETY: each call is forwarded, unchanged, to an allocator that obeys the trait.
+/// The free bytes of the heap, without those in [`recent`], on a cache line that only changes of
+/// the heap write: [`room`] reads it without the heap's lock.
+static FREE: Free = Free(AtomicUsize::new(0));
+
+#[repr(align(128))]
+struct Free(AtomicUsize);
+
+/// A free block of [`LARGEST_GROWTH`], for an allocation that would fail; null if it is used or was
+/// never taken. With it, [`room`] need not search the heap.
+static RESERVE: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+
+impl Heap {
+    fn with<T>(&self, work: impl FnOnce(&mut Talc<Manual, DefaultBinning>) -> T) -> T {
+        let mut heap = self.0.lock();
+        let outcome = work(&mut heap);
+        FREE.0.store(heap.counters().available_bytes, Ordering::Relaxed);
+        outcome
+    }
+
+    /// Returns the blocks that CPUs have kept to the heap. Returns whether there were any.
+    fn collect(&self) -> bool {
+        // SAFETY: each block came from this heap with its layout, and has no other owner.
+        recent::drain(|block| unsafe { self.free(block) })
+    }
+
+    /// Returns the reserve to the heap. Returns whether there was one.
+    fn use_reserve(&self) -> bool {
+        let reserve = NonNull::new(RESERVE.swap(ptr::null_mut(), Ordering::Acquire));
+        // SAFETY: the block came from this heap with the layout, and the exchange has taken it.
+        reserve
+            .inspect(|start| unsafe { self.free(Block { start: *start, layout: GROWTH }) })
+            .is_some()
+    }
+
+    /// # Safety
+    /// 1. As for [`GlobalAlloc::alloc`].
+    unsafe fn allocate(&self, layout: Layout) -> Option<NonNull<u8>> {
+        // SAFETY: obligation 1.
+        let attempt = || self.with(|heap| unsafe { heap.allocate(layout) });
+        attempt()
+            .or_else(|| if self.collect() { attempt() } else { None })
+            .or_else(|| if self.use_reserve() { attempt() } else { None })
+    }
+
+    /// # Safety
+    /// 1. The block came from this heap with its layout, and has no other owner.
+    unsafe fn free(&self, Block { start, layout }: Block) {
+        // SAFETY: obligation 1.
+        self.with(|heap| unsafe { heap.deallocate(start.as_ptr(), layout) });
+    }
+}
+
+// SAFETY: each block comes from an allocator that obeys the trait, and is reused before it is freed
+// only for the layout that it was allocated with.
 unsafe impl GlobalAlloc for Heap {
     #[inline(never)]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's obligations are the same.
-        unsafe { self.0.alloc(layout) }
+        match recent::take(layout) {
+            Some(block) => block.as_ptr(),
+            // SAFETY: 1. the caller's obligations are the same.
+            None => unsafe { self.allocate(layout) }.map_or(ptr::null_mut(), NonNull::as_ptr),
+        }
     }
 
     #[inline(never)]
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller's obligations are the same.
-        unsafe { self.0.dealloc(block, layout) }
+        // SAFETY: the caller has the block from this allocator, so it is not null.
+        let start = unsafe { NonNull::new_unchecked(block) };
+        // SAFETY: 1. each block was allocated with its layout, and the caller that freed it has
+        // given it up.
+        recent::put(Block { start, layout }, |block| unsafe { self.free(block) });
     }
 
     #[inline(never)]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's obligations are the same.
-        unsafe { self.0.alloc_zeroed(layout) }
+        let block = unsafe { self.alloc(layout) };
+        if !block.is_null() {
+            // SAFETY: the block is new and has this size.
+            unsafe { block.write_bytes(0, layout.size()) };
+        }
+        block
     }
 
     #[inline(never)]
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller's obligations are the same.
-        unsafe { self.0.realloc(block, layout, size) }
+        loop {
+            // SAFETY: the caller's obligations are the same; a failed attempt leaves the block as
+            // it was.
+            let grown = unsafe { self.0.realloc(block, layout, size) };
+            self.with(|_| {});
+            if !grown.is_null() || !self.collect() && !self.use_reserve() {
+                return grown;
+            }
+        }
     }
 }
 
@@ -72,8 +152,8 @@ pub fn begin(information: &Information) -> Stretch {
     let taken = Stretch { start: end - size, end };
     // SAFETY: the stretch is free memory by the boot information, in the direct map, and kept out
     // of the core's memory (`memory::begin`).
-    let claimed =
-        unsafe { HEAP.0.lock().claim(arch::direct_map(taken.start).as_ptr(), size as usize) };
+    let claimed = HEAP
+        .with(|heap| unsafe { heap.claim(arch::direct_map(taken.start).as_ptr(), size as usize) });
     assert!(claimed.is_some(), "the allocator cannot take the kernel's heap");
     taken
 }
@@ -82,20 +162,47 @@ pub fn begin(information: &Information) -> Stretch {
 /// as free memory.
 const LARGEST_GROWTH: usize = 128 << 10;
 
+const GROWTH: Layout = match Layout::from_size_align(LARGEST_GROWTH, 4096) {
+    Ok(layout) => layout,
+    Err(_) => unreachable!(),
+};
+
 /// Fails if the heap cannot allocate `bytes` more while it keeps the margin, or has no free block
 /// of that size.
 #[inline(never)]
 pub fn room(bytes: usize) -> Result<(), Errno> {
-    let mut heap = HEAP.0.lock();
-    if heap.counters().available_bytes < bytes.saturating_add(MARGIN) {
-        return Err(Errno::ENOMEM);
+    let has_bytes = || FREE.0.load(Ordering::Relaxed) >= bytes.saturating_add(MARGIN);
+    let is_reserved = bytes <= LARGEST_GROWTH && !RESERVE.load(Ordering::Relaxed).is_null();
+    if is_reserved && has_bytes() {
+        return Ok(());
     }
-    let block = Layout::from_size_align(bytes.max(LARGEST_GROWTH), 4096);
-    let block = block.map_err(|_| Errno::ENOMEM)?;
+    let found =
+        || has_bytes() && if bytes <= LARGEST_GROWTH { reserve() } else { has_block(bytes) };
+    if found() || HEAP.collect() && found() { Ok(()) } else { Err(Errno::ENOMEM) }
+}
+
+/// Takes the reserve, unless it is there. Returns whether it is.
+#[cold]
+fn reserve() -> bool {
+    // SAFETY: a layout of some size.
+    let taken = HEAP.with(|heap| unsafe { heap.allocate(GROWTH) });
+    let Some(taken) = taken else { return !RESERVE.load(Ordering::Relaxed).is_null() };
+    let null = ptr::null_mut();
+    let (success, failure) = (Ordering::Release, Ordering::Relaxed);
+    if RESERVE.compare_exchange(null, taken.as_ptr(), success, failure).is_err() {
+        // SAFETY: 1. the block above, which no other code knows.
+        unsafe { HEAP.free(Block { start: taken, layout: GROWTH }) };
+    }
+    true
+}
+
+/// Whether the heap has a free block of this size.
+#[cold]
+fn has_block(bytes: usize) -> bool {
+    let Ok(layout) = Layout::from_size_align(bytes, 4096) else { return false };
     // SAFETY: a layout of some size; the block came from this allocator.
-    unsafe {
-        let found = heap.allocate(block).ok_or(Errno::ENOMEM)?;
-        heap.deallocate(found.as_ptr(), block);
-    }
-    Ok(())
+    HEAP.with(|heap| unsafe {
+        let found = heap.allocate(layout);
+        found.inspect(|found| heap.deallocate(found.as_ptr(), layout)).is_some()
+    })
 }

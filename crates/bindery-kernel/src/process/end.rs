@@ -107,7 +107,7 @@ fn end_process(process: &Arc<Process>) {
         process.note_left_memory(space);
     }
     scheduler::unload_space();
-    drop(space);
+    table::drop_space(space);
     lend_back(process);
     *process.facts.lock() = ProgramFacts::default();
     reparent_children(process);

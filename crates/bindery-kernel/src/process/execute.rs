@@ -231,7 +231,7 @@ fn become_program(
         process.note_left_memory(old);
     }
     // Sleeping is safe from here on.
-    drop(old);
+    table::drop_space(old);
     end::lend_back(process);
     thread.set_files(Some(files.clone()));
     files.close_on_exec();

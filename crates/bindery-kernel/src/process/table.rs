@@ -34,6 +34,7 @@ static TABLE: Mutex<Table> = Mutex::new(Table {
     reserved: BTreeMap::new(),
     spaces: Vec::new(),
     last_id: 0,
+    has_wrapped: false,
 });
 
 struct Table {
@@ -44,6 +45,8 @@ struct Table {
     /// All address spaces, including those that no process has yet.
     spaces: Vec<Weak<Space>>,
     last_id: u32,
+    /// Whether numbers have started again. Until then, each new number is above all that were used.
+    has_wrapped: bool,
 }
 
 impl Table {
@@ -138,10 +141,16 @@ pub(super) fn new_id(what: Counted, user: u32, most: Option<u64>) -> Result<Numb
     {
         return Err(Errno::EAGAIN);
     }
-    // Groups and sessions keep the numbers of their leaders.
-    let groups: Vec<_> =
-        table.processes.values().map(|process| (process.group(), process.session())).collect();
-    let used = |table: &Table, id| {
+    let mut groups: Option<Vec<_>> = None;
+    let mut used = |table: &Table, id| {
+        if !table.has_wrapped {
+            return false;
+        }
+        // Groups and sessions keep the numbers of their leaders.
+        let groups = groups.get_or_insert_with(|| {
+            let processes = table.processes.values();
+            processes.map(|process| (process.group(), process.session())).collect()
+        });
         table.processes.contains_key(&id)
             || table.threads.contains_key(&id)
             || table.reserved.contains_key(&id)
@@ -153,6 +162,7 @@ pub(super) fn new_id(what: Counted, user: u32, most: Option<u64>) -> Result<Numb
         id += 1;
         if id >= maximum {
             id = FIRST_OF_ROUND;
+            table.has_wrapped = true;
         }
         if !used(&table, id) {
             table.last_id = id;
@@ -196,8 +206,25 @@ pub(super) fn remove_thread(id: u32) {
 /// Makes an address space known to the audit.
 fn add_space(space: &Arc<Space>) {
     let mut table = TABLE.lock();
-    table.spaces.retain(|known| known.strong_count() > 0);
+    if table.spaces.len() == table.spaces.capacity() {
+        table.spaces.retain(|known| known.strong_count() > 0);
+    }
     table.spaces.push(Arc::downgrade(space));
+}
+
+/// Drops a process's handle to its address space. If it was the last one, the CPU that has used the
+/// memory of the handle frees it, and not the next one that adds a space.
+pub(super) fn drop_space(space: Option<Arc<Space>>) {
+    let Some(space) = space else { return };
+    let known = Arc::downgrade(&space);
+    drop(space);
+    if known.strong_count() == 0 {
+        let mut table = TABLE.lock();
+        let found = table.spaces.iter().position(|other| other.ptr_eq(&known));
+        let found = found.map(|at| table.spaces.swap_remove(at));
+        drop(table);
+        drop(found);
+    }
 }
 
 /// All address spaces, each held while the caller uses it, so the memory of an ended process is
