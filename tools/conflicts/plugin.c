@@ -1,12 +1,15 @@
 /*
- * A QEMU plugin that finds the cache lines on which two operations of a program conflict: both
- * touch the line, and at least one writes it.
+ * A QEMU plugin that finds the cache lines on which two operations conflict: both touch the line,
+ * and at least one writes it.
  *
- *      qemu-x86_64 -plugin conflicts.so,out=FILE PROGRAM
+ *      qemu-x86_64 -plugin conflicts.so,out=FILE PROGRAM               operations of a program
+ *      qemu-system-x86_64 -plugin conflicts.so,out=FILE -smp 2 ...     operations of a kernel
  *
- * The program marks a first operation on one thread, then a second one on another, never both at
- * once. programs/include/mark.h has the form of a mark, and `enum mark` below the numbers. Loads and stores of the thread between its marks are
- * recorded by virtual address. At the end of the second operation, `out` gets:
+ * A program marks a first operation on one thread, then a second one on another, never both at
+ * once. programs/include/mark.h has the form of a mark, and `enum mark` below the numbers. Loads
+ * and stores between the marks are recorded: of a program, those of the thread by virtual address;
+ * of a machine, those of the kernel on the thread's CPU by physical address, since processes map
+ * the same memory at different addresses. At the end of the second operation, `out` gets:
  *
  *      pair LINES LINES ATOMICS ATOMICS
  *      word ADDRESS READ WRITTEN READ WRITTEN
@@ -36,7 +39,7 @@ struct operation {
 };
 
 static FILE *output;
-static bool is_x86_64;
+static bool is_x86_64, is_machine;
 static struct operation operations[2];
 /* The operation under way, and its thread. The thread is stored last and cleared first: no other
    one uses `current`. */
@@ -107,6 +110,12 @@ static void on_access(unsigned cpu, qemu_plugin_meminfo_t access, uint64_t addre
 {
     if (atomic_load(&thread) != (int)cpu)
         return;
+    if (is_machine) {
+        struct qemu_plugin_hwaddr *place = qemu_plugin_get_hwaddr(access, address);
+        if (!place || qemu_plugin_hwaddr_is_io(place))
+            return;
+        address = qemu_plugin_hwaddr_phys_addr(place);
+    }
     size_t size = (size_t)1 << qemu_plugin_mem_size_shift(access);
     bool is_store = qemu_plugin_mem_is_store(access);
     if (!lines_note(&current->lines, address, size, is_store, (uintptr_t)data))
@@ -140,6 +149,9 @@ static void on_translation(qemu_plugin_id_t id, struct qemu_plugin_tb *block)
             qemu_plugin_register_vcpu_insn_exec_cb(instruction, on_mark,
                                                    QEMU_PLUGIN_CB_NO_REGS,
                                                    (void *)(uintptr_t)meaning.mark);
+        bool is_kernel = qemu_plugin_insn_vaddr(instruction) >> 63;
+        if (is_machine && !is_kernel)
+            continue;
         if (meaning.events & event(ATOMICS))
             qemu_plugin_register_vcpu_insn_exec_cb(instruction, on_atomic,
                                                    QEMU_PLUGIN_CB_NO_REGS, NULL);
@@ -153,6 +165,7 @@ EXPORTED int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, i
                                  char **argv)
 {
     is_x86_64 = strcmp(info->target_name, "x86_64") == 0;
+    is_machine = info->system_emulation;
     for (int i = 0; i < argc; i++) {
         if (strncmp(argv[i], "out=", 4) != 0) {
             fprintf(stderr, "conflicts: unknown argument %s\n", argv[i]);

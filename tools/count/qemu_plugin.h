@@ -54,6 +54,11 @@ void qemu_plugin_register_vcpu_mem_cb(struct qemu_plugin_insn *, memory_callback
                                       enum qemu_plugin_cb_flags, enum qemu_plugin_mem_rw,
                                       void *data);
 bool qemu_plugin_mem_is_store(qemu_plugin_meminfo_t);
+/* The place of the last access in the machine's memory; NULL for a program without a machine. */
+struct qemu_plugin_hwaddr;
+struct qemu_plugin_hwaddr *qemu_plugin_get_hwaddr(qemu_plugin_meminfo_t, uint64_t address);
+bool qemu_plugin_hwaddr_is_io(const struct qemu_plugin_hwaddr *);
+uint64_t qemu_plugin_hwaddr_phys_addr(const struct qemu_plugin_hwaddr *);
 unsigned int qemu_plugin_mem_size_shift(qemu_plugin_meminfo_t);
 size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *);
 struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *, size_t index);

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// The maximum number of lines in README.
 const README_LINES: usize = 180;
 /// The maximum number of lines in all committed tables together.
-const TABLE_LINES: usize = 3_140;
+const TABLE_LINES: usize = 3_200;
 
 /// Figures in page tables that no committed table contains, with the reason.
 const ELSEWHERE: &[(&str, &str)] = &[];

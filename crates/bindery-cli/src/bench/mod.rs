@@ -22,7 +22,7 @@
 
 mod compaction;
 mod conclusion;
-mod conflicts;
+pub mod conflicts;
 mod engine;
 mod floor;
 mod host;

@@ -201,7 +201,7 @@ pub const CALM: [(&str, &str); 2] = [("seed", "1"), ("self-test", "off")];
 /// An option for machines with memory to spare that makes frame numbers independent of our kernel's
 /// image, because otherwise the frames next to the image would depend on its size. The first 32 MiB
 /// hold any image.
-const SAME_FRAMES: (&str, &str) = ("unused", "33554432");
+pub const SAME_FRAMES: (&str, &str) = ("unused", "33554432");
 
 /// The initramfs ends at the end of memory, and our heap ends below it. With its size rounded up to
 /// whole steps, both have the same addresses for any number of symbols.

@@ -19,6 +19,7 @@
 //! | `working_set` | another comparison: pages moved when memory is short |
 //! | `cold_reads` | reads of a file whose pages are on the disk |
 //! | `interrupts` | the interrupts of other CPUs |
+//! | `conflicts` | the cache lines that calls of two CPUs share |
 //! | `applications` | another one: well-known programs when memory is short |
 //! | `interpreter` | programs of steps, each counted |
 //! | `random` | such programs at random |
@@ -30,6 +31,7 @@ mod baseline;
 mod cache;
 mod cold_reads;
 mod compaction;
+mod conflicts;
 mod counts;
 mod gate;
 mod guests;
@@ -108,6 +110,7 @@ Examples
   bindery compare applications                          answers where memory is short, some minutes
   bindery compare cold-reads                            a file on the disk is read
   bindery compare interrupts                            interrupts of other CPUs
+  bindery compare conflicts                             cache lines that calls of two CPUs share
   bindery compare wide                                  every operation there is, dearest first
   bindery compare random --programs 300                 programs at random, dearest steps first
   bindery compare gate                                  Bindery beside the committed table";
@@ -161,6 +164,7 @@ enum Other {
     WorkingSet(working_set::Arguments),
     ColdReads(cold_reads::Arguments),
     Interrupts(interrupts::Arguments),
+    Conflicts(conflicts::Arguments),
     Random(random::Arguments),
     Gate(gate::Arguments),
     Wide(wide::Arguments),
@@ -176,6 +180,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode, Problem> {
         Some(Other::WorkingSet(arguments)) => return working_set::run(arguments),
         Some(Other::ColdReads(arguments)) => return cold_reads::run(arguments),
         Some(Other::Interrupts(arguments)) => return interrupts::run(arguments),
+        Some(Other::Conflicts(arguments)) => return conflicts::run(arguments),
         Some(Other::Random(arguments)) => return random::run(arguments),
         Some(Other::Gate(arguments)) => return gate::run(arguments),
         Some(Other::Wide(arguments)) => return wide::run(arguments),

@@ -11,11 +11,11 @@ use crate::output::thousands;
 const SHOWN: usize = 40;
 
 /// The functions of a kernel by their start address.
-struct Symbols<'a>(Vec<(u64, &'a str)>);
+pub struct Symbols<'a>(Vec<(u64, &'a str)>);
 
 impl<'a> Symbols<'a> {
     /// Reads lines with an address and a name, sorted by address.
-    fn read(text: &'a str) -> Self {
+    pub fn read(text: &'a str) -> Self {
         let line = |line: &'a str| {
             let (address, name) = line.split_once(' ')?;
             Some((u64::from_str_radix(address, 16).ok()?, name))
@@ -23,7 +23,8 @@ impl<'a> Symbols<'a> {
         Self(text.lines().filter_map(line).collect())
     }
 
-    fn at(&self, address: u64) -> &'a str {
+    /// The function that holds an address.
+    pub fn at(&self, address: u64) -> &'a str {
         let after = self.0.partition_point(|(start, _)| *start <= address);
         after.checked_sub(1).map_or("(before every function)", |place| self.0[place].1)
     }

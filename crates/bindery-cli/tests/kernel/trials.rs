@@ -14,9 +14,10 @@ use crate::terminal;
 
 /// The arguments with which each workload verifies contents, in a short time and with little
 /// memory.
-const WORKLOADS: [(&str, &[&str]); 12] = [
+const WORKLOADS: [(&str, &[&str]); 13] = [
     ("cold_reads", &["--verify", "--mib", "8"]),
     ("compaction", &["--verify", "--mib", "8", "--accesses", "512"]),
+    ("conflicts", &["--rounds", "8"]),
     ("copy", &["--verify"]),
     ("fork", &["--verify", "--mib", "4", "--rounds", "1"]),
     ("interrupts", &["--verify", "--rounds", "8"]),

@@ -7,7 +7,7 @@
 //! | record | made by | waits for its end |
 //! |---|---|---|
 //! | read, read ahead | a fetch, while the pager fills folios that are not in the page index yet | a fetch of one of the pages |
-//! | write | a `sync`, or a writer at a dirty limit, while the pager stores pages | a call that writes, drops or replaces them |
+//! | write | a `sync`, reclaim, or a writer at a dirty limit, while the pager stores pages | a call that writes, drops or replaces them |
 //! | change | a thread that replaces pages, or writes them from outside | a fetch or a `sync` of the pages |
 //! | cut | a thread that drops pages | the same, and a fault that would make one of the pages writable |
 //! | turn | a `sync` that met a change | later changes |

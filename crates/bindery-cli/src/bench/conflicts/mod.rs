@@ -18,8 +18,10 @@ use bindery_cli::guest::{Problem, workspace};
 
 use crate::output::show;
 use names::Names;
-use read::{Grace, Program, Sharing};
+use read::{Grace, Program};
+pub use read::{Pair, Sharing, Word, pairs};
 pub use report::committed_row;
+pub use rows::median;
 
 /// The committed table, from the workspace on.
 pub const TABLE: &str = "docs/figures/conflicts.txt";
@@ -68,7 +70,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
 fn measure(arguments: &Arguments) -> Result<String, Problem> {
     let outputs = machine::run()?;
     let program = Program::read(&outputs.printed).map_err(Problem::Failed)?;
-    let pairs = read::pairs(&outputs.pairs).map_err(Problem::Failed)?;
+    let pairs = pairs(&outputs.pairs).map_err(Problem::Failed)?;
     let rows = rows::rows(&program, &pairs).map_err(Problem::Failed)?;
     let table = report::rows(&rows);
     let path = workspace::root()?.join(TABLE);

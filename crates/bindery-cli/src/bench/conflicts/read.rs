@@ -1,5 +1,6 @@
 //! The outputs of the program and of the plugin.
 
+use std::fmt;
 use std::str::SplitWhitespace;
 
 /// The process that the second operation of a pair belongs to.
@@ -9,6 +10,15 @@ pub enum Sharing {
     Threads,
     /// Each operation is in its own address space.
     Processes,
+}
+
+impl fmt::Display for Sharing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Threads => "threads",
+            Self::Processes => "processes",
+        })
+    }
 }
 
 /// When grace periods are over.
