@@ -84,7 +84,7 @@ impl World {
 
     /// Maps an area on a CPU, on behalf of a process that has no other area.
     fn map(&self, cpu: usize) {
-        let granted = self.state.reserve(&On(self, cpu), AREA).is_ok();
+        let granted = self.state.reserve(&On(self, cpu), AREA, 0).is_ok();
         assert!(granted, "a refusal is true");
         self.note_mapped();
     }
@@ -97,7 +97,7 @@ impl World {
 
     /// Maps an area on a CPU. May be refused.
     fn try_to_map(&self, cpu: usize) {
-        if self.state.reserve(&On(self, cpu), AREA).is_ok() {
+        if self.state.reserve(&On(self, cpu), AREA, 0).is_ok() {
             self.note_mapped();
         }
     }

@@ -11,8 +11,14 @@
 //! closed credit waits for the lock; a call that returns pages subtracts them from the word.
 //!
 //! A batch is taken only if the word stays within the limit, and credit is used only while the word
-//! is within it. So committed pages never exceed the limit because of credit. (A reservation that
-//! is being converted to a mapping briefly counts twice.)
+//! is within it. So committed pages never exceed the limit because of credit.
+//!
+//! An operation holds the pages that it has reserved, and those that it has unmapped, in a
+//! `Reservation` of its own until it ends. A mapping that it inserts takes its pages from there. So
+//! a page that moves between two mappings, or from a reservation to a mapping, is counted once at
+//! any time, and no other process can commit it in between. The rest returns before the operation
+//! unlocks the address space: a thread that sees the mapping gone finds its pages free. Reserved
+//! pages count while the operation runs, even if it then fails for another reason, as on Linux.
 //!
 //! Model under loom: `loom_model`.
 
@@ -183,15 +189,23 @@ impl CommitState {
         }
     }
 
-    /// Commits `pages`, or refuses.
-    pub(crate) fn reserve(&self, credits: &impl Credits, pages: i64) -> Result<(), Error> {
+    /// Commits `pages` on behalf of an operation that already holds `held` committed pages, or
+    /// refuses. Returns the number of pages that were missing.
+    pub(crate) fn reserve(
+        &self,
+        credits: &impl Credits,
+        pages: i64,
+        held: i64,
+    ) -> Result<i64, Error> {
+        let missing = (pages - held).max(0);
         let accepted = match self.mode() {
             Overcommit::Heuristic if pages as u64 > self.total.load(Relaxed) => false,
-            Overcommit::Heuristic | Overcommit::Always => self.take(credits, pages, ANY),
             // A request for no pages succeeds, regardless of the committed amount.
-            Overcommit::Never => pages == 0 || self.take(credits, pages, self.most()),
+            _ if missing == 0 => true,
+            Overcommit::Heuristic | Overcommit::Always => self.take(credits, missing, ANY),
+            Overcommit::Never => self.take(credits, missing, self.most()),
         };
-        if accepted { Ok(()) } else { Err(Error::Overcommitted) }
+        if accepted { Ok(missing) } else { Err(Error::Overcommitted) }
     }
 
     /// Returns all of a CPU's credit.

@@ -42,7 +42,7 @@ impl World {
     }
 
     fn reserve(&self, cpu: usize, pages: i64) -> bool {
-        self.state.reserve(&On(self, Some(cpu)), pages).is_ok()
+        self.state.reserve(&On(self, Some(cpu)), pages, 0).is_ok()
     }
 
     fn add(&self, cpu: usize, pages: i64) {
@@ -180,7 +180,7 @@ fn a_refusal_is_true() {
     assert!(world.reserve(0, 2000 - 40));
     assert_eq!(world.committed(), 2000);
     assert!(!world.reserve(1, 1) && world.reserve(1, 0));
-    assert!(world.state.reserve(&On(&world, None), 1).is_err());
+    assert!(world.state.reserve(&On(&world, None), 1, 0).is_err());
     world.add(2, -5);
     assert!(!world.reserve(3, 6) && world.reserve(3, 5));
     assert_eq!((world.committed(), world.state.word.load(Relaxed)), (2000, 2000));
@@ -201,11 +201,11 @@ fn a_lowered_limit_holds_for_credit_too() {
 fn a_machine_without_cpus_online_holds_no_credit() {
     let world = World::new(Overcommit::Never, 100);
     let none = On(&world, None);
-    assert!(world.state.reserve(&none, 100).is_ok());
-    assert!(world.state.reserve(&none, 1).is_err());
+    assert!(world.state.reserve(&none, 100, 0).is_ok());
+    assert!(world.state.reserve(&none, 1, 0).is_err());
     world.state.add(&none, -40);
-    assert!(world.state.reserve(&none, 41).is_err());
-    assert!(world.state.reserve(&none, 40).is_ok());
+    assert!(world.state.reserve(&none, 41, 0).is_err());
+    assert!(world.state.reserve(&none, 40, 0).is_ok());
     assert_eq!(world.committed(), 100);
 }
 

@@ -1,4 +1,5 @@
-//! [`Commitment`]: the committed memory of a machine, and the credit of its CPUs.
+//! [`Commitment`]: the committed memory of a machine, and the credit of its CPUs. [`Reservation`]:
+//! the committed pages that one operation holds.
 
 use core::fmt;
 
@@ -44,7 +45,7 @@ impl<P: Platform> Memory<P> {
     }
 }
 
-impl<'m, P: Platform> Commitment<'m, P> {
+impl<P: Platform> Commitment<'_, P> {
     /// Sets the mode.
     pub fn set_mode(&self, mode: Overcommit) {
         self.memory.commit.set_mode(mode);
@@ -82,26 +83,10 @@ impl<'m, P: Platform> Commitment<'m, P> {
         self.memory.commit.collect(self, credit);
     }
 
+    /// Commits `pages`, or returns them if negative.
     #[inline]
     pub(crate) fn add(&self, pages: i64) {
         self.memory.commit.add(self, pages);
-    }
-
-    /// Commits `pages` until the guard is dropped, or refuses. A caller that needs them committed
-    /// for longer adds them elsewhere before it drops the guard, so the same pages are never
-    /// committed to two processes.
-    pub(crate) fn reserve(&self, pages: u64) -> Result<Reservation<'m, P>, Error> {
-        let pages = pages.min(1 << 52) as i64;
-        self.memory.commit.reserve(self, pages)?;
-        Ok(Reservation { memory: self.memory, pages })
-    }
-
-    /// Keeps `pages` committed until the guard is dropped, although their commitment is about to be
-    /// returned, so no other process can commit them in between.
-    pub(crate) fn keep(&self, pages: u64) -> Reservation<'m, P> {
-        let pages = pages.min(1 << 52) as i64;
-        self.add(pages);
-        Reservation { memory: self.memory, pages }
     }
 }
 
@@ -121,22 +106,45 @@ impl<P: Platform> Credits for Commitment<'_, P> {
     }
 }
 
-/// Pages that are committed temporarily.
+/// Committed pages that an operation holds and nothing uses: pages that it has reserved for a
+/// mapping or an object, and pages that it has unmapped and may use again. So a page that moves
+/// from one mapping to another within an operation is counted once at any time, and no other
+/// process can commit it in between.
+///
+/// The pages that are left return when the value is dropped, on error paths too.
+#[must_use = "dropping it returns the pages"]
 pub(crate) struct Reservation<'m, P: Platform> {
     memory: &'m Memory<P>,
     pages: i64,
 }
 
-impl<P: Platform> Reservation<'_, P> {
-    /// Ends the guard but leaves the pages committed.
+impl<'m, P: Platform> Reservation<'m, P> {
+    /// A reservation of no pages.
     #[inline]
-    pub(crate) fn stay(mut self) {
-        self.pages = 0;
+    pub(crate) fn new(memory: &'m Memory<P>) -> Self {
+        Self { memory, pages: 0 }
+    }
+
+    /// Commits the pages that are missing until the reservation has `pages`, or refuses.
+    #[inline]
+    pub(crate) fn reserve(&mut self, pages: u64) -> Result<(), Error> {
+        let pages = pages.min(1 << 52) as i64;
+        let commit = &self.memory.commit;
+        self.pages += commit.reserve(&self.memory.commitment(), pages, self.pages)?;
+        Ok(())
+    }
+
+    /// Passes `pages` to a mapping or an object, or takes them from it if negative.
+    #[inline]
+    pub(crate) fn pass(&mut self, pages: i64) {
+        self.pages -= pages;
     }
 }
 
 impl<P: Platform> Drop for Reservation<'_, P> {
+    #[inline]
     fn drop(&mut self) {
+        debug_assert!(self.pages >= 0, "an operation uses only pages that it has reserved");
         if self.pages != 0 {
             self.memory.commitment().add(-self.pages);
         }

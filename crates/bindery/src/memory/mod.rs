@@ -37,6 +37,7 @@ use crate::sync::Mutex;
 
 pub(crate) use answers::{Answers, Earlier};
 pub use commitment::Commitment;
+pub(crate) use commitment::Reservation;
 pub(crate) use cpus::{CpuRecord, Cpus};
 pub use dirty_limit::DirtyLimit;
 pub use embedder_frames::FrameKind;

@@ -10,7 +10,7 @@ use crate::addr::{Orders, PAGE_SIZE};
 use crate::arch::MemoryType;
 use crate::error::Error;
 use crate::folio::{LiveOwner, OWNER_ALIGN, Owner};
-use crate::memory::{DirtyLimit, Name, NameLinks, Record, RecordKind};
+use crate::memory::{DirtyLimit, Name, NameLinks, Record, RecordKind, Reservation};
 use crate::platform::Platform;
 use crate::rmap::{ObjectTree, TreeLock};
 use crate::sync::rw_lock::RwLock;
@@ -330,11 +330,12 @@ impl ObjectState {
 
     /// Commits `pages` more.
     pub(super) fn commit<P: Platform>(&self, memory: &Memory<P>, pages: u64) -> Result<(), Error> {
-        let reservation = memory.commitment().reserve(pages)?;
+        let mut reservation = Reservation::new(memory);
+        reservation.reserve(pages)?;
         if let Some(quota) = self.quota() {
             quota.charge(pages)?;
         }
-        reservation.stay();
+        reservation.pass(pages as i64);
         self.committed.fetch_add(pages, Ordering::Relaxed);
         Ok(())
     }

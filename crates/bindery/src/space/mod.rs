@@ -378,6 +378,7 @@ impl<P: Platform> Drop for AddressSpace<'_, P> {
         let (mut set, _) = unsafe { after.lend(&mut vmas) };
         // SAFETY: 1. no handle of the address space is left.
         unsafe { set.remove_all() };
+        drop(set);
         // The steps below may wait for readers.
         drop(vmas);
         let end = P::Arch::ROOT.span();

@@ -110,10 +110,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// 1. *Flush*, with the mutex held. The next holder of the mutex may rely on every TLB having
     ///    dropped the translations that this call has unmapped, and the pages of VMAs that stay are
     ///    counted down while their owner is unchanged.
-    /// 2. *Unlock*: no lock is held while memory is freed.
-    /// 3. *Finish*: pages are counted down, removed VMAs release their references, and tables and
+    /// 2. *Settle*, with the mutex held: the committed pages that the set of VMAs still holds
+    ///    return when it is dropped. A thread that sees a mapping gone finds its pages free.
+    /// 3. *Unlock*: no lock is held while memory is freed.
+    /// 4. *Finish*: pages are counted down, removed VMAs release their references, and tables and
     ///    VMAs are freed after their readers have left.
-    /// 4. *Deliver* the messages to userfaultfds and wait for their readers: no lock is held, and
+    /// 5. *Deliver* the messages to userfaultfds and wait for their readers: no lock is held, and
     ///    no work of the call is left.
     #[inline]
     pub(in crate::space) fn operate<R>(&self, work: impl FnOnce(&mut Op<'_, 'm, P>) -> R) -> R {

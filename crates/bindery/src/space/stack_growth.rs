@@ -58,7 +58,7 @@ fn grow_down<P: Platform>(
     }
     let accounted = vma.has(MappingFlags::ACCOUNT);
     let committed = if accounted { added } else { 0 };
-    let _reservation = vmas.memory().commitment().reserve(committed).map_err(|_| refused)?;
+    vmas.commit(committed).map_err(|_| refused)?;
     vmas.prepare_group(vma)?;
     let vma = vma.lock_write(vmas.platform());
     vmas.resize(&vma, page.0, vma.end());

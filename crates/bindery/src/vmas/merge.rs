@@ -89,7 +89,7 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
         let end = high.end();
         low.set_flags(low.flags() | high.flags());
         RmapGuard::new(self.platform(), &low).resize(&low, low.start(), end);
-        self.remove_merged(high);
+        self.remove_uncounted(high);
         self.vmas.index.bounds_changed(&low);
     }
 

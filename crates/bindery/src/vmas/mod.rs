@@ -41,6 +41,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use crate::addr::{PAGE_SIZE, VirtAddr};
 use crate::arch::Arch;
 use crate::collections::range_skip_list::Index;
+use crate::memory::Reservation;
 use crate::platform::Platform;
 use crate::sync::{Mutex, MutexGuard};
 use crate::table::{PageTable, ReadSection};
@@ -232,7 +233,8 @@ impl<'a, P: Platform> VmasGuard<'a, P> {
         page_table: &'op PageTable<'m, P>,
         removed: &'op mut Removed,
     ) -> VmaSet<'op, 'm, P> {
-        VmaSet { view: VmaView { vmas: self.vmas }, page_table, removed }
+        let reservation = Reservation::new(page_table.memory);
+        VmaSet { view: VmaView { vmas: self.vmas }, page_table, removed, reservation }
     }
 
     /// Updates the index after a change of the bounds of `vma`. For tests that break invariants.

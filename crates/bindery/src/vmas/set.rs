@@ -10,6 +10,7 @@ use crate::Memory;
 use crate::addr::{VirtAddr, VirtRange};
 use crate::collections::range_skip_list::Spot;
 use crate::error::{Error, Failure, NoMemory};
+use crate::memory::Reservation;
 use crate::platform::Platform;
 use crate::rmap::{self, RmapGuard};
 use crate::table::PageTable;
@@ -23,6 +24,9 @@ pub(crate) struct VmaSet<'op, 'm, P: Platform> {
     pub(super) view: VmaView<'op, P>,
     pub(super) page_table: &'op PageTable<'m, P>,
     pub(super) removed: &'op mut Removed,
+    /// The committed pages of the operation. All changes of the set go through it, so only the sum
+    /// of the changes reaches the machine's count, when the set is dropped.
+    pub(super) reservation: Reservation<'m, P>,
 }
 
 impl<'op, P: Platform> Deref for VmaSet<'op, '_, P> {
@@ -53,6 +57,14 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     #[inline]
     pub(crate) fn memory(&self) -> &'m Memory<P> {
         self.page_table.memory
+    }
+
+    /// Commits `pages` for mappings that the operation is about to insert or extend, or refuses.
+    /// Pages of mappings that the operation has removed are used first. What is not used returns at
+    /// the end of the operation.
+    #[inline]
+    pub(crate) fn commit(&mut self, pages: u64) -> Result<(), Error> {
+        self.reservation.reserve(pages)
     }
 
     /// Memory for a VMA. May sleep.
@@ -150,13 +162,12 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     /// Removes a VMA from the set.
     pub(crate) fn remove(&mut self, vma: VmaWriteGuard<'op, P>) {
         self.count(vma.flags(), -(vma.pages() as i64));
-        self.remove_merged(vma);
+        self.remove_uncounted(vma);
     }
 
     /// As [`VmaSet::remove`], for a VMA whose pages now belong to its neighbor, so no account
-    /// changes. If they were subtracted here and added for the neighbor, another process could
-    /// commit them in between, and both would pass the limit.
-    pub(super) fn remove_merged(&mut self, vma: VmaWriteGuard<'op, P>) {
+    /// changes.
+    pub(super) fn remove_uncounted(&mut self, vma: VmaWriteGuard<'op, P>) {
         // SAFETY: 1. a VMA of the set is in the trees.
         unsafe { rmap::unlink(self.platform(), &vma) };
         self.remove_unlinked(vma);
@@ -235,15 +246,8 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         self.removed.unlocked |=
             before.contains(MappingFlags::LOCKED) && !flags.contains(MappingFlags::LOCKED);
         vma.set_flags(flags);
-        let account = &self.view.vmas.account;
-        let given_back = account.count(before, -pages);
-        let taken = account.count(flags, pages);
-        // Only the difference: pages that were given back and then taken again could be taken by
-        // another process in between, and both would pass the limit.
-        if given_back != taken {
-            let pages = if taken { pages } else { -pages };
-            self.page_table.memory.commitment().add(pages);
-        }
+        self.count(before, -pages);
+        self.count(flags, pages);
     }
 
     /// Splits a VMA at `at`, an address inside, and returns the upper part.
@@ -427,7 +431,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     pub(super) fn count(&mut self, flags: MappingFlags, pages: i64) {
         let committed = self.view.vmas.account.count(flags, pages);
         if committed {
-            self.page_table.memory.commitment().add(pages);
+            self.reservation.pass(pages);
         }
     }
 }

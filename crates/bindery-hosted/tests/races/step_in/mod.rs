@@ -25,6 +25,7 @@
 //! | `rechecked` | pages that are replaced between the decision about them and the change |
 //! | `reclaim` | calls that step into reclaim and keep their page |
 //! | `areas_off` | a swap area that is removed while a call has found a cluster of it |
+//! | `commitment` | calls at the limit of committed memory, and a process that takes free pages |
 //! | `cached` | pages of the swap cache, swapped out again or with their last mapping removed |
 //! | `no_access` | swapped-out memory without access, and similar entries that are not |
 //! | `triples`, `late_device` | three calls: stopped swap areas, reused folios, `PROT_NONE` fills |
@@ -35,6 +36,7 @@
 mod areas_off;
 pub mod blocked;
 mod cached;
+mod commitment;
 mod late_device;
 mod named;
 mod no_access;

@@ -154,7 +154,7 @@ fn grow_break<P: Platform>(
     op.vmas.account().may_expand(flags, range.pages())?;
     // Linux checks the number of mappings before it counts the new one.
     op.vmas.room_for(0)?;
-    let _reservation = op.memory().commitment().reserve(range.pages())?;
+    op.vmas.commit(range.pages())?;
     let offset = range.start().0 >> PAGE_SHIFT;
     let purpose = Purpose::anonymous(flags);
     // The heap is extended or gets a new mapping; it is never merged with other neighbors, as on

@@ -118,7 +118,7 @@ impl<'m, P: Platform> ForkCopies<'_, '_, 'm, P> {
                 // heuristic: it refuses a single large request. The child has already been charged
                 // for earlier mappings.
                 let committed = if vma.has(MappingFlags::ACCOUNT) { vma.pages() } else { 0 };
-                let _reservation = space.page_table.memory.commitment().reserve(committed)?;
+                self.vmas.commit(committed)?;
                 self.copy(edit, vma)
             });
             edit.flush();

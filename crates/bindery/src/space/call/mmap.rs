@@ -409,10 +409,7 @@ pub(in crate::space) fn map<P: Platform>(
     account.may_expand(flags, range.pages() - replaced)?;
     let committed = if flags.contains(MappingFlags::ACCOUNT) { range.pages() } else { 0 };
     // As on Linux, the replaced pages have already been committed.
-    let kept = given_back.min(committed);
-    let commitment = op.memory().commitment();
-    let _reservation = commitment.reserve(committed - kept)?;
-    let _kept = commitment.keep(kept);
+    op.vmas.commit(committed.saturating_sub(given_back))?;
     let offset = backing.offset.unwrap_or(range.start().0 >> PAGE_SHIFT);
     let holds = Holds { object: backing.object, ..Holds::default() };
     // SAFETY: 1. `backing` keeps the object during the call: an inserted VMA holds the object, and

@@ -324,7 +324,7 @@ fn protect<P: Platform>(
             // The mapping has no written pages and will get none.
             flags -= MappingFlags::ACCOUNT;
         }
-        let _reservation = op.memory().commitment().reserve(committed)?;
+        op.vmas.commit(committed)?;
         let Op { vmas, edit, .. } = op;
         vmas.with_flags(vma, part, flags, |vma| edit.protect(part, &entry_policy(vma)))?;
         let locked = before & (MappingFlags::WRITE | MappingFlags::SHARED | LOCKS);

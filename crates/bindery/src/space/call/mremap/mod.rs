@@ -329,7 +329,7 @@ fn grow<'op, 'm, P: Platform>(
     let locked = vma.has(MappingFlags::LOCKED) && !vma.has(MappingFlags::LOCK_ON_FAULT);
     let accounted = vma.has(MappingFlags::ACCOUNT);
     let committed = if accounted { plan.added() >> PAGE_SHIFT } else { 0 };
-    let _reservation = op.memory().commitment().reserve(committed)?;
+    op.vmas.commit(committed)?;
     let end = plan.source.start().0 + plan.length;
     let held = vma.lock_write(op.platform());
     op.vmas.resize(&held, vma.start(), end);

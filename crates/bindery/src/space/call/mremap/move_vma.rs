@@ -51,7 +51,7 @@ pub(super) fn move_vma<'op, 'm, P: Platform>(
     } else {
         target.pages() - source.pages()
     };
-    let _reservation = op.memory().commitment().reserve(committed)?;
+    op.vmas.commit(committed)?;
     let locked = MappingFlags::LOCKED | MappingFlags::LOCK_ON_FAULT;
     if vma.flags() & locked == MappingFlags::LOCKED && target.len() > source.len() {
         call.grown = Some(VirtRange::raw(target.start().0 + source.len(), target.end().0));
