@@ -37,10 +37,10 @@ thread_local! {
     static IN_PLACE: Cell<Option<NonNull<Serve>>> = const { Cell::new(None) };
 }
 
-/// Runs `work`. Where the calling thread would sleep meanwhile ([`Platform::park`]), it calls
-/// `serve` until the word changes. `serve` answers for devices, pagers and handlers, and returns
-/// whether it had an answer. Only without an answer does the thread sleep. So one thread takes both
-/// sides of a wait, and the order of all events is that of `serve`.
+/// Runs `work`. The calling thread calls `serve` instead of sleeping ([`Platform::park`]), until the
+/// word changes. `serve` answers for devices, pagers and handlers, and returns whether it had an
+/// answer. Only without an answer does the thread sleep. So one thread takes both sides of a wait,
+/// and the order of all events is that of `serve`. A signal ends no wait while answers come.
 ///
 /// A sleep within `serve` is a sleep, and so is a brief one ([`Platform::park_briefly`]).
 ///

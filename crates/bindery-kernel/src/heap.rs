@@ -19,16 +19,28 @@ use talc::base::Talc;
 use talc::base::binning::DefaultBinning;
 use talc::source::Manual;
 
-use crate::arch;
+use spin::RelaxStrategy;
+use spin::mutex::SpinMutex;
+
 use crate::boot::{Information, Stretch};
 use crate::errno::Errno;
+use crate::{arch, sync};
 use recent::Block;
 
 #[global_allocator]
 static HEAP: Heap = Heap(TalcLock::new(Manual));
 
 /// The allocator, with functions that are not inlined, because hundreds of places call them.
-struct Heap(TalcLock<spin::Mutex<()>, Manual>);
+struct Heap(TalcLock<SpinMutex<(), Pause>, Manual>);
+
+/// A wait for the heap, in which the CPU answers others.
+struct Pause;
+
+impl RelaxStrategy for Pause {
+    fn relax() {
+        sync::relax();
+    }
+}
 
 /// The free bytes of the heap, without those in [`recent`], on a cache line that only changes of
 /// the heap write: [`room`] reads it without the heap's lock.

@@ -37,7 +37,7 @@
 //! The core frees what it has unlinked when all read sections that could have found it have
 //! ended (`Platform::synchronize`). Nothing preempts the kernel, and no thread sleeps in a
 //! section. So all the time in which a CPU holds the lock or is beside it counts as one
-//! section ([`ReadSections`]), and the many short ones of the core cost nothing. A CPU that asks
+//! section ([`ReadSections`]), and the many short ones of the core cost nothing. A CPU that looks
 //! for the end of a grace period, or waits for the lock, is outside of those, and leaves its
 //! section meanwhile. A CPU that idles or runs a program is in none.
 //!
@@ -275,7 +275,7 @@ pub fn grace_period() -> GracePeriod {
 }
 
 /// As [`bindery::Platform::is_over`], if several CPUs run threads. Most answers read one word. A CPU
-/// looks at the others only once in several questions, since a look takes lines from all of them.
+/// looks at the others only once in 64 questions, since a look takes lines from all of them.
 #[cold]
 #[inline(never)]
 pub fn is_over(period: GracePeriod) -> bool {

@@ -291,6 +291,9 @@ fn excess(bindery: &Figures, linux: Option<&Figures>, library: &str) -> Vec<Stri
     let mut excess = Vec::new();
     for name in bindery.names() {
         let alone = committed_row(library, name);
+        if alone.is_none() {
+            excess.push(format!("{name}: the library has no such row in {TABLE}"));
+        }
         for (column, sharing) in SHARINGS.into_iter().enumerate() {
             let Some(lines) = bindery.lines(sharing, name) else { continue };
             let theirs = linux.and_then(|linux| linux.lines(sharing, name));
@@ -361,6 +364,7 @@ mod tests {
         );
         let found = excess(&figures(3, 2, 1), None, library);
         assert_eq!(found, ["brk, processes: 2 lines, the library has none"]);
+        assert_eq!(excess(&ours, None, "header\n----\nbrk   3   0   3   0   7\n").len(), 1);
         let by_layout = "pair 3 3 1 1\nword 0 0 5 0 0\nword 8 0 0 7 0\n".repeat(WARM + 1);
         let all = [recorded(3), by_layout, recorded(1)].concat();
         let ours = Figures::read(CONSOLE, &all).unwrap();

@@ -5,7 +5,7 @@ use bindery::addr::VirtAddr;
 use bindery_linux as linux;
 
 use super::action::{Cells, What};
-use super::calls::raw;
+use super::calls::{Made, raw};
 use super::flight::bytes;
 use super::model::{CELL, CELLS, Page, Source, filled};
 use super::world::{AT, World, address};
@@ -85,6 +85,7 @@ impl World<'_, '_> {
             }
             _ => {
                 let ((call, arguments), expected) = (raw(what), self.expected(by, what));
+                let made = self.made(by, what);
                 let result = server.with(|| linux::call(self.caller(by), call, arguments));
                 self.apply(by, what);
                 self.observe();
@@ -93,7 +94,8 @@ impl World<'_, '_> {
                     expected.allows(result, is_alone),
                     "{what:?} returns {result} (alone: {is_alone}): {expected:?}"
                 );
-                self.returned((by, what), result, self.model.now, is_alone);
+                let made = Made { born: self.model.now, ..made };
+                self.returned(&made, result, is_alone);
             }
         }
     }

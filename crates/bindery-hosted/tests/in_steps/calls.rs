@@ -15,6 +15,18 @@ const DONT_NEED: u64 = 4;
 const REMOVE: u64 = 9;
 const POPULATE: [u64; 2] = [22, 23];
 
+/// A system call that has begun.
+#[derive(Clone, Copy)]
+pub struct Made {
+    pub by: usize,
+    pub what: What,
+    /// The time of the call.
+    pub born: u64,
+    /// The page of an object that the call removes. It was found when the call began, and stays the
+    /// same whatever is mapped there later.
+    pub hole: Option<(usize, u64)>,
+}
+
 /// The results that a call may have.
 #[derive(Clone, Debug)]
 pub struct Expected {
@@ -229,13 +241,26 @@ impl World<'_, '_> {
         self.disturb(Some(by));
     }
 
+    /// A system call that begins now.
+    pub fn made(&self, by: usize, what: What) -> Made {
+        let hole = match what {
+            What::Advise(span, REMOVE) => {
+                match self.model.spaces[by].get(&span.first).map(|page| page.source) {
+                    Some(Source::Shared(object, page)) => Some((object, page)),
+                    Some(Source::Anonymous | Source::Private(_)) | None => None,
+                }
+            }
+            _ => None,
+        };
+        Made { by, what, born: self.model.now, hole }
+    }
+
     /// Checks the result of a call, and applies effects that come with it.
-    pub fn returned(&mut self, (by, what): (usize, What), result: i64, born: u64, is_alone: bool) {
-        match what {
-            What::Advise(span, REMOVE) if result == 0 => {
-                let Source::Shared(object, page) = self.model.spaces[by][&span.first].source else {
-                    panic!("MADV_REMOVE of private memory")
-                };
+    pub fn returned(&mut self, made: &Made, result: i64, is_alone: bool) {
+        let (by, born) = (made.by, made.born);
+        match made.what {
+            What::Advise(_, REMOVE) if result == 0 => {
+                let (object, page) = made.hole.expect("MADV_REMOVE of shared memory");
                 self.model.punch(object, page..page + 1);
             }
             What::Store(span) if result == 0 && is_alone => {

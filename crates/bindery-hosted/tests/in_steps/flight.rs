@@ -8,7 +8,7 @@ use bindery::{
 use bindery_linux::{CallStep, PendingCall};
 
 use super::action::{Cells, Way, What};
-use super::calls::{Expected, raw};
+use super::calls::{Expected, Made, raw};
 use super::model::{CELL, CELLS, filled};
 use super::verify::assert_cell;
 use super::world::{AT, P, World, address};
@@ -19,7 +19,7 @@ const MOST_POLLS: u32 = 10_000;
 
 /// The rest of a call.
 enum Body<'m> {
-    Call(Box<PendingCall<'m, P>>, Expected),
+    Call(Box<PendingCall<'m, P>>, Expected, Made),
     Load(PendingUserCopy, Vec<u8>),
     Fill(PendingUserCopy, Vec<u8>),
     Touch,
@@ -116,7 +116,8 @@ impl<'w, 'm> World<'w, 'm> {
             }
             _ => {
                 let (call, arguments) = raw(what);
-                Body::Call(Box::new(PendingCall::new(call, arguments)), self.expected(by, what))
+                let call = Box::new(PendingCall::new(call, arguments));
+                Body::Call(call, self.expected(by, what), self.made(by, what))
             }
         };
         let flight = Flight {
@@ -156,7 +157,7 @@ impl<'w, 'm> World<'w, 'm> {
         let of_fault = |error: bindery::FaultError| error.to_string();
         let of_error = |error: bindery::Error| error.to_string();
         let step = match &mut flight.body {
-            Body::Call(call, _) => match call.step(caller, ready) {
+            Body::Call(call, ..) => match call.step(caller, ready) {
                 CallStep::Done(result) => return End::Result(result),
                 CallStep::Blocked(wait) => Ok(Step::Blocked(wait)),
             },
@@ -205,12 +206,15 @@ impl<'w, 'm> World<'w, 'm> {
             return;
         }
         match way {
-            Way::Poll => {}
-            Way::Thread => self.server.with(|| in_thread(&mut flight, wait)),
-            Way::Early => self.server.with(|| drop(wait)),
+            Way::Poll | Way::Early => {}
+            Way::Thread => {
+                let wait = std::mem::replace(&mut wait, Wait::None);
+                self.server.with(|| in_thread(&mut flight, wait));
+            }
             Way::Mixed => std::mem::swap(&mut self.spare, &mut flight.ready),
             Way::Without => flight.ready = None,
         }
+        self.server.with(|| drop(wait));
         self.run(flight, false);
     }
 
@@ -349,14 +353,14 @@ impl<'w, 'm> World<'w, 'm> {
                 }
                 End::Blocked | End::Done | End::Result(_) => {}
             },
-            (what, Body::Call(_, expected)) => {
+            (what, Body::Call(_, expected, made)) => {
                 let End::Result(result) = *end else { return };
                 let is_alone = self.is_alone(flight);
                 assert!(
                     expected.allows(result, is_alone),
                     "{what:?} returns {result} (alone: {is_alone}): {expected:?}"
                 );
-                self.returned((by, what), result, flight.born, is_alone);
+                self.returned(made, result, is_alone);
             }
             (what, _) => unreachable!("{what:?}"),
         }

@@ -73,7 +73,10 @@ impl World<'_, '_> {
                 let page = &self.model.spaces[by][&number];
                 let seen = seen.get(&number).copied();
                 let is_own = matches!(seen, Some(Seen::Own | Seen::Swapped));
-                let is_zero = |own: &[Cell; CELLS as usize]| own.iter().all(|c| *c == Some(0));
+                // A copy that failed may have written no cell of the page.
+                let is_zero = |own: &[Cell; CELLS as usize]| {
+                    own.iter().all(|cell| cell.is_none_or(|value| value == 0))
+                };
                 match (page.source, &page.own) {
                     (Source::Private(_), None) if is_own => {
                         let content = self.model.content(page);

@@ -104,7 +104,7 @@ impl OfTheCore {
         let call = Call::from_number(const { numbers() }, number)?;
         let is_one = match call {
             Call::Mmap => is_plain(arguments[3]),
-            Call::Madvise => is_prompt(arguments[2]),
+            Call::Madvise => is_prompt(arguments[2], arguments[1]),
             Call::Mprotect
             | Call::Munmap
             | Call::Brk
@@ -138,8 +138,15 @@ fn is_plain(flags: u64) -> bool {
     flags as u32 & (MAP_ANONYMOUS | MAP_POPULATE | MAP_LOCKED) == MAP_ANONYMOUS
 }
 
-/// Whether advice needs a pager or a swap device only as page faults do, or not at all.
-fn is_prompt(advice: u64) -> bool {
+/// The most bytes that a call without the kernel's lock populates, since nothing interrupts it.
+const POPULATED: u64 = 1 << 20;
+
+/// Whether advice needs neither a pager nor a swap device, or only for as many pages as a few page
+/// faults do.
+fn is_prompt(advice: u64, length: u64) -> bool {
+    if matches!(advice as u32, MADV_POPULATE_READ | MADV_POPULATE_WRITE) {
+        return length <= POPULATED;
+    }
     matches!(
         advice as u32,
         MADV_NORMAL
@@ -159,8 +166,6 @@ fn is_prompt(advice: u64) -> bool {
             | MADV_NOHUGEPAGE
             | MADV_GUARD_INSTALL
             | MADV_GUARD_REMOVE
-            | MADV_POPULATE_READ
-            | MADV_POPULATE_WRITE
     )
 }
 

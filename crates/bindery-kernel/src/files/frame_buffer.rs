@@ -57,7 +57,12 @@ unsafe impl FrameSource for Frames {
 /// `ENOMEM`.
 fn allocate() -> Result<(), Errno> {
     let make = || {
-        let frames = memory().allocate_frames(ORDER).ok_or(Errno::ENOMEM)?;
+        let frames = memory().allocate_frames(ORDER).or_else(|| {
+            // Tables that wait for a grace period may lie in all large blocks.
+            memory().drain_deferred();
+            memory().allocate_frames(ORDER)
+        });
+        let frames = frames.ok_or(Errno::ENOMEM)?;
         // Programs see the whole block.
         Machine.zero(frames.first, frames.count);
         Ok(FramePiece { page: 0, frames })

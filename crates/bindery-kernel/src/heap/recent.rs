@@ -9,8 +9,8 @@ use core::mem;
 use core::ptr::NonNull;
 
 use arrayvec::ArrayVec;
-use spin::Mutex;
 
+use crate::sync::Mutex;
 use crate::{arch, kernel_lock};
 
 /// The most blocks of a CPU, and their most bytes.

@@ -17,7 +17,7 @@
 //! `Reservation` of its own until it ends. A mapping that it inserts takes its pages from there. So
 //! a page that moves between two mappings, or from a reservation to a mapping, is counted once at
 //! any time, and no other process can commit it in between. The rest returns before the operation
-//! unlocks the address space: a thread that sees the mapping gone finds its pages free. Reserved
+//! unlocks the address space: the next holder of its mutex finds the pages free. Reserved
 //! pages count while the operation runs, even if it then fails for another reason, as on Linux.
 //!
 //! Model under loom: `loom_model`.

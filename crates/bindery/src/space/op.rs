@@ -111,7 +111,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ///    dropped the translations that this call has unmapped, and the pages of VMAs that stay are
     ///    counted down while their owner is unchanged.
     /// 2. *Settle*, with the mutex held: the committed pages that the set of VMAs still holds
-    ///    return when it is dropped. A thread that sees a mapping gone finds its pages free.
+    ///    return when it is dropped. The next holder of the mutex finds the pages free.
     /// 3. *Unlock*: no lock is held while memory is freed.
     /// 4. *Finish*: pages are counted down, removed VMAs release their references, and tables and
     ///    VMAs are freed after their readers have left.

@@ -60,8 +60,8 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
     }
 
     /// Commits `pages` for mappings that the operation is about to insert or extend, or refuses.
-    /// Pages of mappings that the operation has removed are used first. What is not used returns at
-    /// the end of the operation.
+    /// Pages of mappings that the operation has removed are used first. The rest returns at the end
+    /// of the operation.
     #[inline]
     pub(crate) fn commit(&mut self, pages: u64) -> Result<(), Error> {
         self.reservation.reserve(pages)
