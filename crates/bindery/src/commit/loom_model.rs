@@ -163,6 +163,34 @@ fn areas_that_come_and_go(omit: Omit) -> u64 {
     explore(omit, before, [first, second], 0)
 }
 
+/// CPU 2 has all credit and is taken offline. A thread that still has its number maps an area with
+/// its credit, and CPU 0 maps the other area.
+fn credit_of_a_cpu_that_leaves(omit: Omit) -> u64 {
+    let before = |world: &World| {
+        (0..2).for_each(|_| world.map(2));
+        (0..2).for_each(|_| world.unmap(2));
+    };
+    let leaves = |world: &World| world.state.collect(&On(world, 2), &world.credits[2]);
+    let maps = |world: &World| {
+        world.map(2);
+        world.map(0);
+    };
+    explore(omit, before, [maps, leaves], LIMIT)
+}
+
+/// As [`credit_of_a_cpu_that_leaves`]; the thread returns an area and maps it again.
+fn pages_for_a_cpu_that_leaves(omit: Omit) -> u64 {
+    let before = |world: &World| {
+        (0..2).for_each(|_| world.map(2));
+    };
+    let leaves = |world: &World| world.state.collect(&On(world, 2), &world.credits[2]);
+    let returns = |world: &World| {
+        world.unmap(2);
+        world.map(0);
+    };
+    explore(omit, before, [returns, leaves], LIMIT)
+}
+
 #[test]
 fn two_cpus_get_the_credit_of_a_third() {
     assert!(all_credit_elsewhere(Omit::Nothing) > 0);
@@ -176,6 +204,12 @@ fn credit_that_moves_behind_a_refusal_is_found() {
 #[test]
 fn two_areas_have_room_for_two() {
     assert!(areas_that_come_and_go(Omit::Nothing) > 0);
+}
+
+#[test]
+fn a_cpu_that_leaves_takes_no_credit_along() {
+    assert!(credit_of_a_cpu_that_leaves(Omit::Nothing) > 0);
+    assert!(pages_for_a_cpu_that_leaves(Omit::Nothing) > 0);
 }
 
 #[test]
@@ -201,4 +235,10 @@ fn open_credit_moves_behind_a_refusal() {
 #[should_panic(expected = "pages are counted")]
 fn two_exchanges_at_once_lose_pages() {
     all_credit_elsewhere(Omit::Lock);
+}
+
+#[test]
+#[should_panic(expected = "pages are counted")]
+fn a_leaving_cpu_beside_an_exchange_loses_pages() {
+    credit_of_a_cpu_that_leaves(Omit::Lock);
 }

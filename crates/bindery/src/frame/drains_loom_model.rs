@@ -37,6 +37,8 @@ enum Omit {
     NoteInside,
     /// A drain that found frames but did not lead to an allocation is repeated.
     Repeat,
+    /// A front's lock is held until its frames are on the lists.
+    LockHeld,
 }
 
 struct World {
@@ -126,14 +128,19 @@ impl World {
     fn drain(&self) -> u64 {
         let mut found = 0;
         drains::run(self, || {
-            for front in &self.fronts {
-                let mut held = front.lock().unwrap();
-                let mut lists = self.lists.lock().unwrap();
-                *lists += *held;
-                found += core::mem::take(&mut *held);
-            }
+            found = self.fronts.iter().map(|front| self.empty(front)).sum();
             found
         });
+        found
+    }
+
+    /// Returns the number of frames that the front had.
+    fn empty(&self, front: &Mutex<u64>) -> u64 {
+        let mut held = front.lock().unwrap();
+        let found = core::mem::take(&mut *held);
+        let held = (self.omit != Omit::LockHeld).then_some(held);
+        *self.lists.lock().unwrap() += found;
+        drop(held);
         found
     }
 
@@ -150,6 +157,28 @@ impl World {
 fn explore(omit: Omit, others: usize) -> bool {
     let free = move |world: &World| world.free(others as u64 + 1);
     check(omit, others, UNKNOWN, free, World::allocate)
+}
+
+/// CPU 0 is taken offline. A thread that still has its number frees a frame into its front and then
+/// allocates. The last drain found nothing.
+fn explore_offline(omit: Omit) {
+    model::check(Some(6), move || {
+        let world = Rc::new(World {
+            omit,
+            state: AtomicU8::new(EMPTY),
+            drain: Mutex::new(()),
+            fronts: [Mutex::new(0), Mutex::new(0)],
+            lists: Mutex::new(0),
+            skipped: Arc::default(),
+        });
+        let offline = |world: &World| {
+            world.empty(&world.fronts[0]);
+        };
+        model::beside(&world, [offline], |world| {
+            world.free(1);
+            assert!(world.allocate(), "a frame was free");
+        });
+    });
 }
 
 /// CPU 0 allocates while `others` CPUs refill a front. The last drain found nothing.
@@ -243,4 +272,21 @@ fn a_late_refill_note_hides_a_frame() {
 #[should_panic(expected = "a frame was free")]
 fn a_refill_after_a_drain_takes_frames_again() {
     explore_refill(Omit::Repeat, 2);
+}
+
+#[test]
+fn the_frame_is_found_beside_a_leaving_cpu() {
+    explore_offline(Omit::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "a frame was free")]
+fn a_frame_of_a_leaving_cpu_is_missed() {
+    explore_offline(Omit::LockHeld);
+}
+
+#[test]
+#[should_panic(expected = "a frame was free")]
+fn an_unnoted_frame_of_a_leaving_cpu() {
+    explore_offline(Omit::NotePut);
 }

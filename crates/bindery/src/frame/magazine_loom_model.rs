@@ -85,12 +85,37 @@ impl World {
     }
 }
 
+fn slots(count: usize) -> Kept {
+    let mut kept = Kept::EMPTY;
+    for number in 1..=count {
+        kept.push(NonNull::new(without_provenance_mut(number)).unwrap());
+    }
+    kept
+}
+
+/// CPU 1 is taken offline. A thread that still has its number frees the only slot into its magazine
+/// and then allocates it.
+fn explore_offline(omit: Omit) {
+    model::check(Some(6), move || {
+        let world = Rc::new(World {
+            omit,
+            magazines: [Mutex::new(Kept::EMPTY), Mutex::new(Kept::EMPTY)],
+            lists: Mutex::new(Lists { slots: Vec::new(), drains: 0 }),
+        });
+        let offline = |world: &World| {
+            world.empty(&world.magazines[1]);
+        };
+        let slot = model::beside(&world, [offline], |world| {
+            *world.magazines[1].lock().unwrap() = slots(1);
+            world.allocate(None)
+        });
+        assert!(slot.is_some(), "a slot was free");
+    });
+}
+
 fn explore(omit: Omit, others: usize) {
     model::check(Some(if others > 1 { 3 } else { 6 }), move || {
-        let mut full = Kept::EMPTY;
-        for number in 1..=others + 1 {
-            full.push(NonNull::new(without_provenance_mut(number)).unwrap());
-        }
+        let full = slots(others + 1);
         let world = Rc::new(World {
             omit,
             magazines: [Mutex::new(Kept::EMPTY), Mutex::new(full)],
@@ -112,6 +137,17 @@ fn the_free_slot_is_found_beside_one_drain() {
 #[test]
 fn the_free_slot_is_found_beside_two_drains() {
     explore(Omit::Nothing, 2);
+}
+
+#[test]
+fn the_slot_is_found_beside_a_leaving_cpu() {
+    explore_offline(Omit::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "a slot was free")]
+fn a_slot_of_a_leaving_cpu_is_missed() {
+    explore_offline(Omit::LockHeld);
 }
 
 #[test]
