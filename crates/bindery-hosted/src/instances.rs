@@ -34,7 +34,7 @@ pub fn core_for<P: Platform + 'static>() {
     functions! {
         Memory<P> {
             set_large_folio_effort collect set_huge_zero_page shared_memory secret_memory
-            drain_deferred swap_in_objects discard_free_slots complete_swap_request
+            drain_deferred swap_in_objects begin_swap_in_objects discard_free_slots complete_swap_request
             finish_swap_writes wait_for_swap_writes swap_usage swap_on swap_on_device
             set_compressed_limit compressed_usage swap_off drop_clean_pages reclaim new
             set_fault_reserve frame_kind frame_view frame_span frame_usage events allocate_frames
@@ -44,7 +44,7 @@ pub fn core_for<P: Platform + 'static>() {
             set_merging merging protection_keys pkey_alloc pkey_free set_break_start set_break
             madvise madvise_with_keys discard inspect collapse_range collapse_some resident
             mprotect mprotect_from pkey_mprotect msync set_limits limits usage copy_from copy_to
-            split_folio join_leaves mlock munlock mlockall munlockall swap_in_area mseal munmap
+            split_folio join_leaves mlock munlock mlockall munlockall swap_in_area begin_swap_in_area mseal munmap
             set_large_folios inherit_settings remap_file_pages reap
             register_userfault unregister_userfault close_userfault
             fork mmap mmap_object new with_reach enter leave counts memory pin fault

@@ -177,10 +177,11 @@ pub use space::{
     FolioError, FolioView, Inspection, LargeFolios, Limits, LockAll, LockPages, Locking, MapFlags,
     MapObject, MapRequest, MappedWriteback, Mapping, MappingFlags, MappingView, MoveMode,
     ObjectView, PageCategories, PageRegion, PageRegions, PageRun, PageRunContent, PageScan,
-    PartialCopy, PartialFill, PendingCopy, PendingEvents, PendingMadvise, PendingProtect,
-    PendingRead, PendingUserCopy, PendingWrite, PinTime, Pinned, Place, Populate, ProtectFrom,
-    Protection, Remap, Residence, Resident, Resolved, Scanned, Sharing, SpaceOptions, Step,
-    SyncFlags, TriedFault, Usage, UserfaultHandler, WriteProtectMode, Writeback,
+    PartialCopy, PartialFill, PendingCopy, PendingEvents, PendingMadvise, PendingObjectSwapIn,
+    PendingProtect, PendingRead, PendingSwapIn, PendingUserCopy, PendingWrite, PinTime, Pinned,
+    Place, Populate, ProtectFrom, Protection, Remap, Residence, Resident, Resolved, Scanned,
+    Sharing, SpaceOptions, Step, SyncFlags, TriedFault, Usage, UserfaultHandler, WriteProtectMode,
+    Writeback,
 };
 pub use stats::Counts;
 pub use swap::{

@@ -30,6 +30,7 @@ mod pending_calls;
 mod pending_collapses;
 mod pending_page_outs;
 mod pending_reads;
+mod pending_swap_off;
 mod pending_writes;
 mod pieces;
 mod read_around;

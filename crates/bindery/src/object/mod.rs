@@ -172,6 +172,7 @@ pub use resize::Growth;
 pub use seals::{Sealing, Seals};
 pub use state::Accounting;
 pub use stored_bytes::StoredBytes;
+pub(crate) use swap_off::ObjectSwapIn;
 pub(crate) use sync::FollowedSave;
 pub(crate) use wait::{ForHandler, HandlerWait, Stop, Wait};
 pub use weak::WeakObject;

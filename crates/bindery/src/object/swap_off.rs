@@ -2,18 +2,21 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+use core::fmt;
 use core::ptr::NonNull;
 
 use crate::Memory;
 use crate::collections::page_tree::SwappedRun;
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::interrupt;
 use crate::platform::Platform;
 use crate::swap::SwapArea;
 use crate::vma::MappingFlags;
 
+use super::polled_wait::{ObjectWait, PolledWait};
+use super::read_steps::PageReady;
 use super::swap_in::swap_in;
-use super::wait::Stop;
+use super::wait::{Stop, Wait};
 use super::{Object, ObjectState, Registry};
 
 impl<P: Platform> Memory<P> {
@@ -37,18 +40,22 @@ impl<P: Platform> Memory<P> {
 }
 
 fn swap_in_all<P: Platform>(memory: &Memory<P>, area: u8) -> Result<(), Error> {
-    let mut last: Option<Object<'_, P>> = None;
-    let after = |last: &Option<Object<'_, P>>| {
-        let last = last.as_ref().map(Object::state);
-        let next = Registry::of(memory).next_held(last);
-        // SAFETY: 1. `next_held` has made the caller a holder.
-        next.map(|state| unsafe { Object::of_holder(memory, state) })
-    };
-    while let Some(object) = after(&last) {
+    let mut last = None;
+    while let Some(object) = next_object(memory, last.as_ref()) {
         swap_in_area(&object, area)?;
         last = Some(object);
     }
     Ok(())
+}
+
+/// The object after `last` in the registry, or the first one.
+fn next_object<'m, P: Platform>(
+    memory: &'m Memory<P>,
+    last: Option<&Object<'m, P>>,
+) -> Option<Object<'m, P>> {
+    let next = Registry::of(memory).next_held(last.map(Object::state));
+    // SAFETY: 1. `next_held` has made the caller a holder.
+    next.map(|state| unsafe { Object::of_holder(memory, state) })
 }
 
 impl<'m, P: Platform> Object<'m, P> {
@@ -68,27 +75,104 @@ impl<'m, P: Platform> Object<'m, P> {
 
 /// The pages that one object has in the area.
 fn swap_in_area<P: Platform>(object: &Object<'_, P>, area: u8) -> Result<(), Error> {
-    let (memory, object) = (object.memory, object.state());
-    let orders = object.orders(memory, MappingFlags::empty());
+    let memory = object.memory;
     let mut from = 0;
     // The folio that a device has read is held until the index has it.
     let mut _kept = None;
-    while let Some(run) = next_in_area(memory, object, from, area) {
+    while let Some(run) = next_in_area(memory, object.state(), from, area) {
         interrupt::check_any(memory.platform())?;
         memory.retry(|| {
-            let bring = |_: &_| swap_in(memory, object, run.page, orders);
-            match object.invalidate_lock.with_read(memory.platform(), bring) {
-                Ok(_) => Ok(()),
-                Err(Stop::Failed(failure)) => Err(failure),
-                Err(Stop::Wait(wait)) => {
-                    _kept = wait.wait(memory, None)?;
-                    Ok(())
-                }
+            if let Some(wait) = swap_in_run(object, run)? {
+                _kept = wait.wait(memory, None)?;
             }
+            Ok(())
         })?;
         from = run.page;
     }
     Ok(())
+}
+
+/// Swaps in pages of the run, or returns the event to wait for before the next attempt.
+fn swap_in_run<P: Platform>(
+    object: &Object<'_, P>,
+    run: SwappedRun,
+) -> Result<Option<Wait>, Failure> {
+    let (memory, state) = (object.memory, object.state());
+    let orders = state.orders(memory, MappingFlags::empty());
+    let bring = |_: &_| swap_in(memory, state, run.page, orders);
+    match state.invalidate_lock.with_read(memory.platform(), bring) {
+        Ok(_) => Ok(None),
+        Err(Stop::Failed(failure)) => Err(failure),
+        Err(Stop::Wait(wait)) => Ok(Some(wait)),
+    }
+}
+
+/// The swap-in of all objects in steps.
+pub(crate) struct ObjectSwapIn<'m, P: Platform> {
+    memory: &'m Memory<P>,
+    area: u8,
+    next: NextObject<'m, P>,
+}
+
+/// The next object of an [`ObjectSwapIn`].
+enum NextObject<'m, P: Platform> {
+    /// The object after this one, or the first one.
+    After(Option<Object<'m, P>>),
+    /// The rest of this object, from a page on.
+    Within(Object<'m, P>, u64),
+    Over,
+}
+
+impl<'m, P: Platform> ObjectSwapIn<'m, P> {
+    pub(crate) fn new(memory: &'m Memory<P>, area: u8) -> Self {
+        Self { memory, area, next: NextObject::After(None) }
+    }
+
+    /// Swaps in pages up to the first that has to be waited for. `ready` is the end of the last
+    /// wait. No step after an error does anything.
+    ///
+    /// # Errors
+    /// As [`Memory::swap_in_objects`].
+    pub(crate) fn step(
+        &mut self,
+        ready: Option<PageReady<'m, P>>,
+    ) -> Result<Option<ObjectWait<'m, P>>, Error> {
+        let memory = self.memory;
+        let next = core::mem::replace(&mut self.next, NextObject::Over);
+        // The folio that was waited for is kept until the end of this step.
+        let _kept = match ready {
+            Some(Err(Failure::Refused(error))) => return Err(error),
+            // This step reclaims.
+            Some(Err(Failure::NoMemory)) | None => None,
+            Some(Ok(kept)) => kept,
+        };
+        let (mut object, mut from) = match next {
+            NextObject::After(last) => (next_object(memory, last.as_ref()), 0),
+            NextObject::Within(object, from) => (Some(object), from),
+            NextObject::Over => (None, 0),
+        };
+        while let Some(current) = object {
+            while let Some(run) = next_in_area(memory, current.state(), from, self.area) {
+                interrupt::check_any(memory.platform())?;
+                from = run.page;
+                if let Some(wait) = memory.retry(|| swap_in_run(&current, run))? {
+                    let wait = PolledWait::of_call(memory, wait);
+                    let wait = ObjectWait::new(current.clone(), wait, from);
+                    self.next = NextObject::Within(current, from);
+                    return Ok(Some(wait));
+                }
+            }
+            object = next_object(memory, Some(&current));
+            from = 0;
+        }
+        Ok(None)
+    }
+}
+
+impl<P: Platform> fmt::Debug for ObjectSwapIn<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObjectSwapIn").field("area", &self.area).finish_non_exhaustive()
+    }
 }
 
 /// The first run of pages at or after `from` that is in the area.

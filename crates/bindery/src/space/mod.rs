@@ -89,6 +89,7 @@ pub use call::populate::Populate;
 pub use call::read_steps::PendingRead;
 pub use call::scan_pages::{PageCategories, PageRegion, PageRegions, PageScan, Scanned};
 pub use call::steps::{CallPoll, CallReady, CallWait, Step};
+pub use call::swap_off_steps::{PendingObjectSwapIn, PendingSwapIn};
 pub use call::write_steps::PendingWrite;
 pub use call::writeback::Writeback;
 pub use fault::{Access, FaultPoll, FaultReady, FaultWait, Resolved, TriedFault};

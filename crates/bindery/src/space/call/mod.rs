@@ -16,7 +16,7 @@
 //! | `populate` | maps pages before the first access (`MAP_POPULATE`, `mlock`) |
 //! | `steps` | calls that stop instead of waiting, and continue later |
 //! | `writeback`, `read_steps`, `write_steps` | `fsync(2)`, `read(2)` and `write(2)` in steps |
-//! | `swap_off`, `reap` | `swapoff(2)`; the OOM reaper |
+//! | `swap_off`, `swap_off_steps`, `reap` | `swapoff(2)`, also in steps; the OOM reaper |
 
 pub(super) mod advice;
 pub(super) mod brk;
@@ -47,6 +47,7 @@ pub(super) mod scan_pages;
 mod shmdt;
 pub(super) mod steps;
 mod swap_off;
+pub(super) mod swap_off_steps;
 mod will_need;
 pub(super) mod write_steps;
 pub(super) mod writeback;

@@ -76,15 +76,40 @@ impl<'s, 'm, P: Platform> SwapInWait<'s, 'm, P> {
         space: &'s AddressSpace<'m, P>,
         range: VirtRange,
     ) -> Result<Option<Self>, Error> {
-        let memory = space.page_table.memory;
         let mut at = range.start();
-        while let Some(page) = next_of_range(space, range, at) {
-            interrupt::check(space.platform())?;
+        Self::after(space, &mut at, interrupt::check, |at| next_of_range(space, range, at))
+    }
+
+    /// As [`SwapInWait::next`], for the pages from `at` on that are in the area. Advances `at` to
+    /// the page that has to be waited for.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::swap_in_area`].
+    pub(super) fn next_in_area(
+        space: &'s AddressSpace<'m, P>,
+        area: u8,
+        at: &mut VirtAddr,
+    ) -> Result<Option<Self>, Error> {
+        let next = |at| next_in_swap(space, at, |device, _| device == area);
+        Self::after(space, at, interrupt::check_any, next)
+    }
+
+    /// Swaps in each page that `next` returns, as [`bring_back`], up to the first for which it has
+    /// to wait.
+    fn after(
+        space: &'s AddressSpace<'m, P>,
+        at: &mut VirtAddr,
+        check: fn(&P) -> Result<(), Error>,
+        next: impl Fn(VirtAddr) -> Option<VirtAddr>,
+    ) -> Result<Option<Self>, Error> {
+        let memory = space.page_table.memory;
+        while let Some(page) = next(*at) {
+            check(space.platform())?;
+            *at = page;
             let wait = memory.retry(|| bring_back_page(space, page));
             if let Some(wait) = wait.map_err(|error| error_at(page, error))? {
                 return Ok(Some(Self { space, page, wait: PolledWait::of_call(memory, wait) }));
             }
-            at = page;
         }
         Ok(None)
     }
