@@ -17,20 +17,40 @@ use super::{Answer, JOBS, Piece, finish};
 /// other transfers find free jobs.
 const WITHHELD: usize = JOBS - 16;
 
-/// Every Nth stretch of content that is written fails; 0 for none (`disk-errors=`).
-static ERRORS: AtomicU64 = AtomicU64::new(0);
+/// The stores of content that fail (`disk-errors=`).
+static STORES: Errors = Errors::none();
+/// The reads of content that fail (`disk-read-errors=`).
+static READS: Errors = Errors::none();
 /// The time after which the device answers transfers of content, in nanoseconds (`disk-delay=`).
 static DELAY: AtomicU64 = AtomicU64::new(0);
 /// The number of stretches of content that the device still answers (`disk-silent=`).
 static ANSWERED: AtomicU64 = AtomicU64::new(u64::MAX);
 /// The answers that a silent device withholds, each with the requesting thread and its job.
 static SILENCE: Mutex<Vec<(u32, usize, Answer)>> = Mutex::new(Vec::new());
-/// The number of stretches of content written.
-static WRITTEN: AtomicU64 = AtomicU64::new(0);
 /// The plan of a test, if there is one.
 static PLAN: Mutex<Option<Plan>> = Mutex::new(None);
 /// Whether there is a plan.
 static IS_PLANNED: AtomicBool = AtomicBool::new(false);
+
+/// Transfers of content of one kind, of which some fail.
+struct Errors {
+    /// Every Nth transfer fails; 0 for none.
+    every: AtomicU64,
+    /// The number of transfers so far.
+    count: AtomicU64,
+}
+
+impl Errors {
+    const fn none() -> Self {
+        Self { every: AtomicU64::new(0), count: AtomicU64::new(0) }
+    }
+
+    /// Counts a transfer, and returns whether it fails.
+    fn next_fails(&self) -> bool {
+        let every = self.every.load(Ordering::Relaxed);
+        every > 0 && (self.count.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(every)
+    }
+}
 
 /// The pieces that meet a fault, by number; 0 for none.
 #[derive(Default)]
@@ -62,7 +82,8 @@ pub enum Fate {
 /// Reads the command line.
 pub fn begin() {
     let number = |key| options::value(key).and_then(|value| value.parse().ok());
-    ERRORS.store(number("disk-errors").unwrap_or(0), Ordering::Relaxed);
+    STORES.every.store(number("disk-errors").unwrap_or(0), Ordering::Relaxed);
+    READS.every.store(number("disk-read-errors").unwrap_or(0), Ordering::Relaxed);
     DELAY.store(number("disk-delay").unwrap_or(0).saturating_mul(1000), Ordering::Relaxed);
     ANSWERED.store(number("disk-silent").unwrap_or(u64::MAX), Ordering::Relaxed);
     SILENCE.lock().reserve_exact(WITHHELD);
@@ -145,10 +166,8 @@ pub struct Passed {
 
 /// Forwards the answer of a job, unless the device is silent.
 pub fn pass(job: usize, answer: Answer) -> Option<Passed> {
-    let errors = ERRORS.load(Ordering::Relaxed);
-    let mut fails = matches!(answer, Answer::Write(..))
-        && errors > 0
-        && (WRITTEN.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(errors);
+    let errors = if matches!(answer, Answer::Write(..)) { &STORES } else { &READS };
+    let mut fails = errors.next_fails();
     if ANSWERED.load(Ordering::Relaxed) != u64::MAX {
         // Read again with the lock held, because `end_silence` changes the count under the lock. An
         // answer added after that would be withheld forever.
