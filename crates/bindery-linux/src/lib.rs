@@ -131,6 +131,17 @@ pub trait Process<'m, P: Platform> {
     /// progress.
     fn process(&self, descriptor: i32) -> Option<&AddressSpace<'m, P>>;
 
+    /// Reports an error that is new to the open file that the process has mapped at `at`, by
+    /// [`Object::check_errors`] with the mark of that open file. Called by `msync` when the pages
+    /// there are stored. By default, nothing is reported: `msync` then returns only the errors of
+    /// its own stores.
+    ///
+    /// # Errors
+    /// The error.
+    fn check_errors(&self, _file: &Object<'m, P>, _at: VirtAddr) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Whether the process may advise on the memory of other processes (Linux: `CAP_SYS_NICE`). The
     /// default is `true`.
     fn may_advise_others(&self) -> bool {
@@ -226,7 +237,7 @@ fn begin<'m, P: Platform>(
             Ok(0)
         }
         Call::Mincore => mincore::mincore(space, a, b, c),
-        Call::Msync => msync::msync(space, a, b, c as i32),
+        Call::Msync => msync::msync(process, a, b, c as i32),
     };
     outcome.map(|value| (value, Populate::default()))
 }

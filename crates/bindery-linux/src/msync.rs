@@ -5,16 +5,18 @@ use linux_raw_sys::general as raw;
 use bindery::addr::VirtAddr;
 use bindery::{AddressSpace, Errno, MappedWriteback, Operation, Platform, SyncFlags};
 
-use super::{Outcome, errno};
+use super::{Outcome, Process, errno};
 
-pub(super) fn msync<P: Platform>(
-    space: &AddressSpace<'_, P>,
+pub(super) fn msync<'m, P: Platform>(
+    process: &impl Process<'m, P>,
     addr: u64,
     length: u64,
     flags: i32,
 ) -> Outcome {
     let flags = sync_flags(flags)?;
-    space.msync(VirtAddr(addr), length, flags).map(|()| 0).map_err(errno(Operation::Msync))
+    let report = |file: &_, at| process.check_errors(file, at);
+    let outcome = process.space().msync_with(VirtAddr(addr), length, flags, report);
+    outcome.map(|()| 0).map_err(errno(Operation::Msync))
 }
 
 /// `msync`, up to its first wait.

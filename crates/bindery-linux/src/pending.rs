@@ -158,7 +158,10 @@ impl<'m, P: Platform> PendingCall<'m, P> {
             Rest::Protects(protect) => {
                 protect.step(space, ready).map_err(errno(Operation::Mprotect))
             }
-            Rest::Stores(writeback) => writeback.step(space).map_err(errno(Operation::Msync)),
+            Rest::Stores(writeback) => {
+                let report = |file: &_, at| process.check_errors(file, at);
+                writeback.step_with(space, report).map_err(errno(Operation::Msync))
+            }
             Rest::Tells(mincore) => mincore.step(space, ready),
             Rest::AdvisesHere(advice) => {
                 advice.step(space, ready).map_err(errno(Operation::Madvise))

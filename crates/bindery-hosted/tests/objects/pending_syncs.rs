@@ -207,6 +207,66 @@ fn an_error_ends_the_sync_at_its_end() {
     });
 }
 
+/// The mark of an open file hears once of each error: of the call's own stores, and of those of
+/// other calls. An error ends the call.
+#[test]
+fn msync_reports_to_the_open_file() {
+    for in_steps in [false, true] {
+        with_file(|fixture, file| {
+            let Fixture { space, memory, pager, .. } = fixture;
+            map(space, &file, AT, HALF, Sharing::Shared).unwrap();
+            map(space, &file, SECOND, HALF, Sharing::Shared).unwrap();
+            let mut mark = file.error_mark();
+            let mut msync = |answers: &mut dyn FnMut()| {
+                let mut told = Vec::new();
+                let mut report = |object: &File<'_>, at: VirtAddr| {
+                    told.push(at.0);
+                    object.check_errors(&mut mark)
+                };
+                let result = if in_steps {
+                    let mut call =
+                        space.begin_msync(VirtAddr(AT), 2 * HALF, SyncFlags::SYNC).unwrap();
+                    loop {
+                        match call.step_with(space, &mut report) {
+                            Ok(Step::Done) => break Ok(()),
+                            Ok(Step::Blocked(wait)) => {
+                                answers();
+                                drop(wait.wait());
+                            }
+                            Err(error) => break Err(error),
+                        }
+                    }
+                } else {
+                    space.msync_with(VirtAddr(AT), 2 * HALF, SyncFlags::SYNC, report)
+                };
+                (result, told)
+            };
+            assert_eq!(msync(&mut || {}), (Ok(()), vec![AT, SECOND]), "{in_steps}");
+
+            // Another call has met the error, and the pages are stored since.
+            write(&file, [1]);
+            let mut sync = file.begin_sync(0, u64::MAX);
+            let wait = blocked(sync.step());
+            fixture.answer(1, Err(PagerError::NoSpace));
+            fixture.until_ready(wait);
+            assert_eq!(fixture.in_steps(&mut sync).0, Err(Error::NoSpace));
+            assert_eq!(fixture.in_steps(&mut file.begin_sync(0, u64::MAX)).0, Ok(()));
+            assert_eq!(msync(&mut || {}), (Err(Error::NoSpace), vec![AT]), "{in_steps}");
+            assert_eq!(msync(&mut || {}), (Ok(()), vec![AT, SECOND]), "{in_steps}");
+
+            if !in_steps {
+                return;
+            }
+            // An error of the call's own store is not reported again.
+            write(&file, [2]);
+            let fails = msync(&mut || fixture.answer(2, Err(PagerError::InputOutput)));
+            assert_eq!(fails, (Err(Error::InputOutput), vec![AT]));
+            let stores = msync(&mut || assert_eq!(pager.answer_all(memory), 1));
+            assert_eq!(stores, (Ok(()), vec![AT, SECOND]));
+        });
+    }
+}
+
 #[test]
 fn a_pager_without_memory_is_asked_again() {
     with_file(|fixture, file| {

@@ -2,7 +2,7 @@
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{KeyRights, ProtectionKey};
-use bindery::{Access, FaultError, FileAccess};
+use bindery::{Access, Error, FaultError, FileAccess, Object};
 use bindery_linux::{self as linux, Call, Numbers, OpenFile};
 use linux_raw_sys::general::{
     MADV_COLD, MADV_DODUMP, MADV_DOFORK, MADV_DONTDUMP, MADV_DONTFORK, MADV_DONTNEED,
@@ -36,6 +36,10 @@ impl linux::Process<'static, Machine> for Caller<'_> {
             Some(Mappable::File(file)) => Some(file.clone()),
             _ => None,
         }
+    }
+
+    fn check_errors(&self, file: &Object<'static, Machine>, _: VirtAddr) -> Result<(), Error> {
+        Files::current().check_errors(file)
     }
 
     fn zeroes(&self, _descriptor: i32) -> Option<FileAccess> {

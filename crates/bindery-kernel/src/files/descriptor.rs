@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use bindery::FileAccess;
+use bindery::{FileAccess, Object};
 use bindery_linux::OpenFile;
 use linux_raw_sys::general::{O_APPEND, O_CLOEXEC, O_NONBLOCK, O_PATH};
 
@@ -390,6 +390,31 @@ impl Files {
     pub fn open_descriptors(&self) -> Vec<i32> {
         let table = self.descriptors.table.lock();
         (0..table.len()).filter(|at| table[*at].is_some()).map(|at| at as i32).collect()
+    }
+
+    /// Reports a failed store of a mapped file, for `msync(2)`. The kernel does not know the opening
+    /// behind a mapping. So it takes the only opening that the descriptors have of the file. With
+    /// none or several it reports nothing, because an error that the wrong opening has reported
+    /// would be lost to its `fsync(2)`.
+    ///
+    /// # Errors
+    /// The store's error.
+    pub fn check_errors(&self, file: &Object<'static, Machine>) -> Result<(), bindery::Error> {
+        let mut only: Option<Arc<Description>> = None;
+        let count = self.descriptors.table.lock().len();
+        for descriptor in 0..count {
+            let Ok(description) = self.get(descriptor as i32) else { continue };
+            let object = description.node.object();
+            if object.is_none_or(|object| object.identity() != file.identity()) {
+                continue;
+            }
+            let is_other = |only: &Arc<Description>| !Arc::ptr_eq(only, &description);
+            if only.as_ref().is_some_and(is_other) {
+                return Ok(());
+            }
+            only = Some(description);
+        }
+        only.map_or(Ok(()), |description| description.node.check_errors())
     }
 
     /// The file behind a descriptor, for `mmap`.

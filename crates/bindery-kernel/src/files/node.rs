@@ -139,6 +139,14 @@ pub trait Node: Send + Sync {
         Ok(())
     }
 
+    /// Reports a failed store of the content that this opening has not reported yet.
+    ///
+    /// # Errors
+    /// The store's error.
+    fn check_errors(&self) -> Result<(), bindery::Error> {
+        Ok(())
+    }
+
     /// Accepts advice about the content.
     fn advise(&self, _at: u64, _length: u64, _advice: Advice) {}
 

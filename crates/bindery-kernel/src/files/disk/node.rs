@@ -285,6 +285,11 @@ impl Node for Opened {
         disk::flush().map_err(failed)
     }
 
+    fn check_errors(&self) -> Result<(), bindery::Error> {
+        let object = self.regular.object().ok_or(bindery::Error::InputOutput)?;
+        object.check_errors(&mut self.mark.lock())
+    }
+
     fn advise(&self, at: u64, length: u64, advice: Advice) {
         let Some(object) = self.regular.object() else { return };
         match advice {

@@ -50,9 +50,42 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// [`Error::Interrupted`] as [`crate::Object::sync`]; [`Error::NotMapped`] if the range has
     /// holes, after the mapped parts were saved.
     pub fn msync(&self, start: VirtAddr, length: u64, flags: SyncFlags) -> Result<(), Error> {
+        self.msync_with(start, length, flags, |_, _| Ok(()))
+    }
+
+    /// As [`AddressSpace::msync`], for an embedder whose open files hold an
+    /// [`ErrorMark`](crate::ErrorMark). When the pages of a mapping are stored or could not be,
+    /// `report` is called with the file and the first address of the part. The embedder knows which
+    /// open file the program has mapped there, and reports what is new to its mark. So an error is
+    /// reported once to each open file, by `fsync` or by `msync`, also an error of another call.
+    ///
+    /// ```
+    /// use bindery::addr::VirtAddr;
+    /// use bindery::{AddressSpace, Error, ErrorMark, Platform, SyncFlags};
+    ///
+    /// /// `msync(2)` with `MS_SYNC` of pages of one open file.
+    /// fn msync<P: Platform>(
+    ///     space: &AddressSpace<'_, P>, start: VirtAddr, length: u64, errors: &mut ErrorMark,
+    /// ) -> Result<(), Error> {
+    ///     space.msync_with(start, length, SyncFlags::SYNC, |file, _| file.check_errors(errors))
+    /// }
+    /// ```
+    ///
+    /// Context: may sleep. `report` is called without locks of the core.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::msync`]; those of `report`, which end the call, as on Linux.
+    pub fn msync_with(
+        &self,
+        start: VirtAddr,
+        length: u64,
+        flags: SyncFlags,
+        mut report: impl FnMut(&Object<'m, P>, VirtAddr) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let mut parts = parts(self, start, length, flags)?;
-        while let Some((object, offset, length)) = next_file(self, &mut parts, flags)? {
-            object.sync(offset, length)?;
+        while let Some(part) = next_file(self, &mut parts, flags)? {
+            let stored = part.object.sync(part.offset, part.length);
+            report(&part.object, part.at).and(stored)?;
         }
         parts.end()
     }
@@ -72,7 +105,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         flags: SyncFlags,
     ) -> Result<MappedWriteback<'m, P>, Error> {
         let parts = parts(self, start, length, flags)?;
-        Ok(MappedWriteback { parts: Some(parts), flags, writeback: None })
+        Ok(MappedWriteback { parts: Some(parts), flags, last: None })
     }
 }
 
@@ -92,8 +125,8 @@ pub struct MappedWriteback<'m, P: Platform> {
     /// `None` after the end.
     parts: Option<Parts>,
     flags: SyncFlags,
-    /// The writeback of the last mapping, until it is complete.
-    writeback: Option<Writeback<'m, P>>,
+    /// The first address of the last mapping and its writeback, until that is complete.
+    last: Option<(VirtAddr, Writeback<'m, P>)>,
 }
 
 impl<'m, P: Platform> MappedWriteback<'m, P> {
@@ -107,26 +140,45 @@ impl<'m, P: Platform> MappedWriteback<'m, P> {
     /// # Errors
     /// As [`AddressSpace::msync`].
     pub fn step(&mut self, space: &AddressSpace<'m, P>) -> Result<Step<'m, 'm, P>, Error> {
-        let result = self.advance(space);
+        self.step_with(space, |_, _| Ok(()))
+    }
+
+    /// As [`MappedWriteback::step`], with `report` as in [`AddressSpace::msync_with`].
+    ///
+    /// Context: may sleep. `report` is called without locks of the core.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::msync_with`].
+    pub fn step_with(
+        &mut self,
+        space: &AddressSpace<'m, P>,
+        report: impl FnMut(&Object<'m, P>, VirtAddr) -> Result<(), Error>,
+    ) -> Result<Step<'m, 'm, P>, Error> {
+        let result = self.advance(space, report);
         if !matches!(result, Ok(Step::Blocked(_))) {
-            (self.parts, self.writeback) = (None, None);
+            (self.parts, self.last) = (None, None);
         }
         result
     }
 
-    fn advance(&mut self, space: &AddressSpace<'m, P>) -> Result<Step<'m, 'm, P>, Error> {
+    fn advance(
+        &mut self,
+        space: &AddressSpace<'m, P>,
+        mut report: impl FnMut(&Object<'m, P>, VirtAddr) -> Result<(), Error>,
+    ) -> Result<Step<'m, 'm, P>, Error> {
         let Some(parts) = &mut self.parts else { return Ok(Step::Done) };
         loop {
-            if let Some(writeback) = &mut self.writeback {
-                match writeback.step()? {
-                    Step::Done => self.writeback = None,
-                    blocked @ Step::Blocked(_) => return Ok(blocked),
-                }
+            if let Some((at, writeback)) = &mut self.last {
+                let stored = match writeback.step() {
+                    Ok(Step::Done) => Ok(()),
+                    Ok(blocked @ Step::Blocked(_)) => return Ok(blocked),
+                    Err(error) => Err(error),
+                };
+                report(writeback.object(), *at).and(stored)?;
             }
-            let Some((object, offset, length)) = next_file(space, parts, self.flags)? else {
-                break;
-            };
-            self.writeback = Some(object.begin_sync(offset, length));
+            let Some(part) = next_file(space, parts, self.flags)? else { break };
+            let writeback = part.object.begin_sync(part.offset, part.length);
+            self.last = Some((part.at, writeback));
         }
         self.parts.take().map_or(Ok(()), Parts::end).map(|()| Step::Done)
     }
@@ -152,13 +204,23 @@ fn parts<P: Platform>(
     Ok(Parts::of(range))
 }
 
-/// The next shared mapping of an object whose pages are to be stored: the object and the byte range
-/// within it.
+/// A part of a shared mapping whose pages are to be stored.
+struct FilePart<'m, P: Platform> {
+    object: Object<'m, P>,
+    /// The first address of the part.
+    at: VirtAddr,
+    /// The first byte of the part in the object.
+    offset: u64,
+    /// In bytes.
+    length: u64,
+}
+
+/// The next shared mapping of an object whose pages are to be stored.
 fn next_file<'m, P: Platform>(
     space: &AddressSpace<'m, P>,
     parts: &mut Parts,
     flags: SyncFlags,
-) -> Result<Option<(Object<'m, P>, u64, u64)>, Error> {
+) -> Result<Option<FilePart<'m, P>>, Error> {
     loop {
         let vmas = space.vmas.lock();
         let Some((vma, part)) = parts.next(vmas.view()) else { return Ok(None) };
@@ -171,7 +233,8 @@ fn next_file<'m, P: Platform>(
         if let Some(object) = space.object_of(vma) {
             // `mremap` may extend a mapping beyond the largest offset of an object.
             let offset = vma.page_offset_of(part.start()).saturating_mul(PAGE_SIZE);
-            return Ok(Some((object, offset, part.len())));
+            let (at, length) = (part.start(), part.len());
+            return Ok(Some(FilePart { object, at, offset, length }));
         }
     }
 }

@@ -54,6 +54,11 @@ impl<'m, P: Platform> Object<'m, P> {
 }
 
 impl<'m, P: Platform> Writeback<'m, P> {
+    /// The file.
+    pub(super) fn object(&self) -> &Object<'m, P> {
+        &self.object
+    }
+
     /// Stores pages until all are stored or the call has to wait for the pager. After the end, does
     /// nothing.
     ///
