@@ -60,6 +60,35 @@ use super::{PagerError, ReadBuffer};
 /// }
 /// ```
 ///
+/// A second answer does not compile, nor does an answer to a request that is kept:
+///
+/// ```
+/// use bindery::{PagerError, ReadRequest};
+///
+/// fn answer(request: ReadRequest<'_>, is_well: bool) {
+///     if is_well { request.supply() } else { request.fail(PagerError::InputOutput) }
+/// }
+/// ```
+///
+/// ```compile_fail,E0382
+/// use bindery::{PagerError, ReadRequest};
+///
+/// fn answer(request: ReadRequest<'_>, is_well: bool) {
+///     request.supply();
+///     if !is_well { request.fail(PagerError::InputOutput) }
+/// }
+/// ```
+///
+/// ```compile_fail,E0382
+/// use bindery::{KeptRead, ReadRequest};
+///
+/// fn answer(request: ReadRequest<'_>) -> KeptRead {
+///     let kept = request.keep();
+///     request.supply();
+///     kept
+/// }
+/// ```
+///
 /// # Context
 /// Context: any, including an interrupt handler. An answer stores a few words and wakes threads
 /// ([`Platform::unpark`]); it acquires no lock of the core. The caller moves the bytes.
@@ -77,7 +106,29 @@ unsafe impl Send for ReadRequest<'_> {}
 
 /// A request that a pager has kept. It holds its pages and the object until it is answered. A kept
 /// request that is dropped or forgotten is never answered, so the threads that wait for its pages,
-/// and the last holder of the object, wait forever.
+/// and the last holder of the object, wait forever. It is resumed once:
+///
+/// ```
+/// use bindery::{KeptRead, Memory, Platform};
+///
+/// fn interrupt<P: Platform>(memory: &Memory<P>, kept: KeptRead) {
+///     if let Ok(request) = memory.resume_read(kept) {
+///         request.supply();
+///     }
+/// }
+/// ```
+///
+/// ```compile_fail,E0382
+/// use bindery::{KeptRead, Memory, Platform};
+///
+/// fn interrupt<P: Platform>(memory: &Memory<P>, kept: KeptRead) {
+///     for _ in 0..2 {
+///         if let Ok(request) = memory.resume_read(kept) {
+///             request.supply();
+///         }
+///     }
+/// }
+/// ```
 #[must_use = "it is answered through Memory::resume_read"]
 pub struct KeptRead {
     read: NonNull<PageRead>,

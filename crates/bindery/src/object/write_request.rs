@@ -64,7 +64,24 @@ impl<'r> PageWrite<'r> {
 /// A pager that waits for a device keeps the request as a value ([`WriteRequest::keep`]) and
 /// resumes it when the device is done ([`Memory::resume_write`]), as [`crate::ReadRequest`] shows.
 /// Until the answer, the pages stay in place, and no program or call changes them. Only a device
-/// that has pinned them can.
+/// that has pinned them can. A second answer does not compile:
+///
+/// ```
+/// use bindery::{PagerError, WriteRequest};
+///
+/// fn answer(request: WriteRequest<'_>, is_well: bool) {
+///     if is_well { request.stored() } else { request.fail(PagerError::NoSpace) }
+/// }
+/// ```
+///
+/// ```compile_fail,E0382
+/// use bindery::{PagerError, WriteRequest};
+///
+/// fn answer(request: WriteRequest<'_>, is_well: bool) {
+///     request.stored();
+///     if !is_well { request.fail(PagerError::NoSpace) }
+/// }
+/// ```
 ///
 /// # Context
 /// Context: any, including an interrupt handler. An answer stores a word and wakes threads
