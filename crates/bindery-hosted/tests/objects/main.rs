@@ -17,6 +17,7 @@ mod invariants;
 mod kept_reads;
 mod kept_writes;
 mod linux;
+mod lock_waits;
 mod mapped;
 mod mapped_files;
 mod mapped_writes;

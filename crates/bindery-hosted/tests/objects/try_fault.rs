@@ -213,18 +213,3 @@ fn a_bad_page_fails_only_itself() {
         assert_eq!(wait.poll().err(), Some(FaultError::Bus));
     });
 }
-
-#[test]
-fn other_waits_are_for_a_thread() {
-    with_fixture::<X86_64<4>>(0, |fixture| {
-        let space = fixture.space();
-        space.mmap(&fixed(AT, PAGE)).unwrap();
-        // The first write to a mapping needs the mutex.
-        let tried = space.try_fault(VirtAddr(AT), Access::Write, KeyRights::ALL).unwrap();
-        let TriedFault::Blocked(mut wait) = tried else { panic!("the mutex is needed") };
-        assert!(matches!(wait.poll(), Ok(FaultPoll::NeedsThread)));
-        drop(wait.wait().unwrap());
-        let tried = space.try_fault(VirtAddr(AT), Access::Write, KeyRights::ALL);
-        assert!(matches!(tried, Ok(TriedFault::Resolved(Resolved::Spurious))), "{tried:?}");
-    });
-}

@@ -5,6 +5,7 @@ use std::thread;
 use bindery::addr::VirtAddr;
 use bindery::arch::KeyRights;
 use bindery::platform::Cpu;
+use bindery::testing::with_vma_written;
 use bindery::{
     Access, FaultError, FaultPoll, FaultReady, FaultWait, FillMode, Platform, Resolved, TriedFault,
     UserfaultFault, UserfaultFeatures, UserfaultKind, UserfaultModes, UserfaultScope,
@@ -262,6 +263,19 @@ fn the_word_of_the_wait_is_unparked() {
             }
             handler.join().unwrap();
         });
+    });
+}
+
+#[test]
+fn a_writer_of_the_vma_delays_the_message() {
+    with_fixture(|fixture| {
+        let mut wait = blocked(fixture.space, 3, Access::Write);
+        with_vma_written(fixture.space, at(3), || {
+            assert!(poll(&mut wait).is_none());
+            assert_no_message(fixture);
+        });
+        assert!(poll(&mut wait).is_none());
+        assert_eq!(fixture.fault(), missing(3, true));
     });
 }
 

@@ -6,7 +6,7 @@
 //! mode take the matching proof, which only a holder has.
 
 use crate::platform::Platform;
-use crate::sync::rw_lock::{RwLock, WriteGuard};
+use crate::sync::rw_lock::{Readable, RwLock, WriteGuard};
 
 /// The number of [`Platform::relax`] rounds for which a writer that only tries the lock waits for
 /// readers: longer than a fault that maps present pages, and shorter than a fault that sleeps.
@@ -59,6 +59,12 @@ impl InvalidateLock {
     ) -> Option<R> {
         let _guard = self.0.try_read(platform)?;
         Some(work(&PagesStay(())))
+    }
+
+    /// Whether [`InvalidateLock::try_with_read`] would lock, for a task that must not sleep. Marks
+    /// the lock otherwise. Never closed.
+    pub(crate) fn poll_read(&self) -> Readable<'_> {
+        self.0.poll_read()
     }
 
     /// Runs `work` with the lock held for writing.

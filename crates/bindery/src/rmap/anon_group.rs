@@ -325,12 +325,35 @@ impl AnonGroup {
     /// 2. The VMA was counted as a holder ([`AnonGroup::hold`]).
     pub(crate) unsafe fn join<P: Platform>(&self, platform: &P, vma: &Vma) {
         self.family_lock().with_write(platform, || {
-            // SAFETY: 1. the VMA holds the group (obligation 2).
-            unsafe { vma.set_group(Some(self.node())) };
-            // SAFETY: 1. the lock is held; 2. the caller's obligation 1; 3. the VMA's range changes
-            // only through `RmapGuard`, which updates the tree (`Rekeyed`).
-            unsafe { self.vmas.insert(vma) };
+            // SAFETY: 1. and 2. the caller's obligations; 3. the lock is held.
+            unsafe { self.add(vma) };
         });
+    }
+
+    /// As [`AnonGroup::join`], if the family's lock is free, and counts the VMA as a holder. Returns
+    /// whether the VMA joined.
+    ///
+    /// # Safety
+    /// 1. As for [`AnonGroup::join`].
+    pub(crate) unsafe fn try_join<P: Platform>(&self, platform: &P, vma: &Vma) -> bool {
+        let Some(_guard) = self.family_lock().try_write(platform) else { return false };
+        self.hold();
+        // SAFETY: 1. the caller's obligation 1; 2. counted above; 3. the lock is held.
+        unsafe { self.add(vma) };
+        true
+    }
+
+    /// Adds a VMA.
+    ///
+    /// # Safety
+    /// 1. and 2. As for [`AnonGroup::join`].
+    /// 3. The caller holds the family lock for writing.
+    unsafe fn add(&self, vma: &Vma) {
+        // SAFETY: 1. the VMA holds the group (obligation 2).
+        unsafe { vma.set_group(Some(self.node())) };
+        // SAFETY: 1. obligation 3; 2. obligation 1; 3. the VMA's range changes only through
+        // `RmapGuard`, which updates the tree (`Rekeyed`).
+        unsafe { self.vmas.insert(vma) };
     }
 
     /// Removes `vma` from the anon group. The VMA still counts as a holder.

@@ -109,6 +109,20 @@ impl<'a, P: Platform> RmapGuard<'a, P> {
         Self::lock(platform, vma.vma())
     }
 
+    /// As [`RmapGuard::new`], if the locks are free.
+    pub(crate) fn try_new(platform: &'a P, vma: &VmaWriteGuard<'a, P>) -> Option<Self> {
+        let vma = vma.vma();
+        let mappings = match vma.object() {
+            Some(object) => Some(object.mapping_lock.try_write(platform)?),
+            None => None,
+        };
+        let family = match vma.group() {
+            Some(group) => Some(group.family_lock().try_write(platform)?),
+            None => None,
+        };
+        Some(Self { vma, group: vma.group_pointer(), _family: family, _mappings: mappings })
+    }
+
     fn lock(platform: &'a P, vma: &'a Vma) -> Self {
         let mappings = vma.object().map(|object| object.mapping_lock.write(platform));
         let group = vma.group_pointer();

@@ -36,6 +36,15 @@ impl TreeLock {
         TreeWriteGuard { held: Measured::new(platform), _guard: guard }
     }
 
+    /// Locks for writing if the lock is free and no thread waits for it.
+    pub(crate) fn try_write<'a, P: Platform>(
+        &'a self,
+        platform: &'a P,
+    ) -> Option<TreeWriteGuard<'a, P>> {
+        let guard = self.0.try_write(platform)?;
+        Some(TreeWriteGuard { held: Measured::new(platform), _guard: guard })
+    }
+
     /// Runs `work` with the lock held for writing.
     #[inline]
     pub(crate) fn with_write<P: Platform, R>(&self, platform: &P, work: impl FnOnce() -> R) -> R {

@@ -196,8 +196,24 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         &self,
         work: impl FnOnce(&mut VmaSet<'_, 'm, P>) -> R,
     ) -> R {
+        self.change_vmas_of(self.vmas.lock(), work)
+    }
+
+    /// As [`AddressSpace::change_vmas`], unless the mutex is taken.
+    pub(in crate::space) fn try_change_vmas<R>(
+        &self,
+        work: impl FnOnce(&mut VmaSet<'_, 'm, P>) -> R,
+    ) -> Option<R> {
+        Some(self.change_vmas_of(self.vmas.try_lock()?, work))
+    }
+
+    #[inline(always)]
+    fn change_vmas_of<R>(
+        &self,
+        mut guard: VmasGuard<'_, P>,
+        work: impl FnOnce(&mut VmaSet<'_, 'm, P>) -> R,
+    ) -> R {
         let mut removed = Removed::default();
-        let mut guard = self.vmas.lock();
         // SAFETY: 1. both belong to this address space.
         let result = work(&mut unsafe { guard.set(&self.page_table, &mut removed) });
         drop(guard);

@@ -7,6 +7,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
+use core::sync::atomic::AtomicU32;
 
 use super::RawLock;
 
@@ -79,6 +80,11 @@ impl<L: RawLock, T> Mutex<L, T> {
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, L, T>> {
         Some(MutexGuard::new(self, self.lock.try_lock()?))
+    }
+
+    /// As [`RawLock::parked_on`].
+    pub(crate) fn parked_on(&self) -> Option<(&AtomicU32, u32)> {
+        self.lock.parked_on()
     }
 
     /// The value. The exclusive borrow replaces the lock.

@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+use core::sync::atomic::AtomicU32;
+
 /// A lock without a value: a [`Platform`](crate::Platform) supplies it, and [`Mutex`](super::Mutex)
 /// guards a value with it.
 ///
@@ -59,6 +61,19 @@ pub unsafe trait RawLock: Sized + Send + Sync {
 
     /// Acquires the lock if it is free. Never waits.
     fn try_lock(&self) -> Option<Self::State>;
+
+    /// For a task that must not sleep and has found the lock taken
+    /// ([`FaultWait::poll`](crate::FaultWait::poll)): marks the lock, and returns a word and a value
+    /// of it. When the marked lock is released, the word gets another value, and then the embedder
+    /// wakes all tasks that wait for the word, as for
+    /// [`Platform::unpark`](crate::Platform::unpark). If the lock is free by now, the word has
+    /// another value already. The task competes for the lock with all others.
+    ///
+    /// `None`, the provided result, if the lock has no such word. Then a thread has to wait in the
+    /// place of the task. Never waits.
+    fn parked_on(&self) -> Option<(&AtomicU32, u32)> {
+        None
+    }
 
     /// Releases the lock.
     ///

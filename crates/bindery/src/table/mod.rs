@@ -28,19 +28,15 @@
 //! | `run` | the longest stretch that can be treated as a unit |
 //! | `cursor` | a locked range that yields runs |
 //! | `contig` | contiguous (contpte) runs: folding and unfolding |
-//! | `leaf` | huge leaves: splitting and publishing |
-//! | `split_folio` | splits folios where they are mapped |
-//! | `zap`, `zap_except`, `zap_chosen` | unmapping; unmapping with exceptions or of chosen runs |
+//! | `leaf`, `split_folio` | huge leaves: splitting and publishing; folios split where mapped |
+//! | `zap`, `zap_except`, `zap_chosen` | unmapping, also with exceptions or of chosen runs |
 //! | `zap_few` | unmapping a few pages of one table |
 //! | `zap_rmap`, `zap_pages` | drop mappings and swap slots of zapped entries after the flush |
-//! | `descent` | from a table down to the entry for an address |
-//! | `detach` | removes tables from the tree |
+//! | `descent`, `detach` | from a table to the entry for an address; removes tables from the tree |
 //! | `look` | reads mappings without changing them |
 //! | `collapse` | one huge leaf for a table of small leaves, by copy or in place |
-//! | `narrowing` | stores that need a flush |
-//! | `rewrite` | changes entries in place: `mprotect`, aging, write-protection, markers |
-//! | `copy` | `fork` on entries |
-//! | `mover` | `mremap` and `UFFDIO_MOVE` on entries, one locked piece at a time |
+//! | `narrowing`, `rewrite` | stores that need a flush; entries changed in place (`mprotect`, aging) |
+//! | `copy`, `mover` | `fork` on entries; `mremap` and `UFFDIO_MOVE`, one locked piece at a time |
 //! | `swap_out`, `swap_out_shared`, `swap_out_scan`, `out_batch` | swap-out: entries, scan, batch |
 //! | `swap_in` | turns swap entries into leaves |
 
@@ -96,6 +92,7 @@ use crate::frame::{AllocateFor, pending};
 use crate::memory::{Record, RecordKind};
 use crate::platform::Platform;
 use crate::stats::Counts;
+use crate::sync::completions::Completions;
 use crate::tlb::ActiveCpus;
 
 use counts::TreeCounts;
@@ -137,6 +134,8 @@ pub(crate) struct TreeState {
     pub(crate) reach: RunLimit,
     /// The source of a move in several lock spans.
     pub(crate) moving: Moving,
+    /// Tasks that wait for the locks of VMAs, whose own words may be freed meanwhile.
+    pub(crate) lock_waits: Completions,
 }
 
 /// A handle to one tree of tables. An address space has one, and a walker of the reverse map makes
@@ -177,6 +176,7 @@ impl<'m, P: Platform> PageTable<'m, P> {
             counts: TreeCounts::new(),
             reach,
             moving: Moving::new(),
+            lock_waits: Completions::new(),
         };
         let Some(state) = memory.slab::<TreeState>().allocate_with(&memory.frames, state) else {
             // SAFETY: 1. made above; 2. no other thread has seen it.

@@ -17,13 +17,15 @@
 //! | [`walk_anonymous`], [`UnmapWalk`], [`anon_groups`] | walks of the reverse map |
 //! | [`reclaim_page`], [`reclaim_frame`] | reclaim of a given folio of an object |
 //! | [`is_vma_locked`] | the lock of a VMA |
+//! | [`with_mutex`], [`with_vma_written`], [`with_vma_read`], [`with_family_locked`], [`with_pages_locked`] | locks, held while other calls run |
 //! | [`fail_one_allocation`], [`failed_allocations`] | the failure of one allocation, and the number of failures |
 //!
-//! No other call may run on the address space at the same time. The hooks exist only with the
-//! feature `testing`.
+//! No other call may run on the address space at the same time, except while a hook holds a lock. The
+//! hooks exist only with the feature `testing`.
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
+mod locks;
 mod walks;
 
 use core::ptr::NonNull;
@@ -47,6 +49,9 @@ use crate::table::run::Entries;
 use crate::table::{EntryAt, ReadSection, Table, TablePool, free_table, new_table, run};
 use crate::vma::{MappingFlags, Purpose, Vma};
 use crate::{AddressSpace, Memory, Protection};
+pub use locks::{
+    with_family_locked, with_mutex, with_pages_locked, with_vma_read, with_vma_written,
+};
 pub use walks::{AnonymousWalk, UnmapWalk, walk_anonymous};
 
 /// Writes `count` absent entries from `at` on: `first`, then the successor of each previous entry

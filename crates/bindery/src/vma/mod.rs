@@ -15,6 +15,7 @@
 
 mod attributes;
 mod flags;
+mod guards;
 
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
@@ -28,12 +29,13 @@ use crate::memory::{Record, RecordKind};
 use crate::object::ObjectState;
 use crate::platform::Platform;
 use crate::rmap::{AnonGroup, Rekeyed, TreeLinks};
-use crate::sync::rw_lock::{ReadGuard, RwLock, WriteGuard};
+use crate::sync::rw_lock::{Readable, RwLock};
 use crate::table::{TreeState, zap_except::Protected};
 use crate::userfault::UserfaultState;
 
 pub(crate) use attributes::MappingAttributes;
 pub use flags::{MappingFlags, Protection};
+pub(crate) use guards::{ReadLockedVma, VmaReadGuard, VmaWriteGuard};
 
 /// The purpose of a mapping: two neighbors merge only if their purposes are equal. The records in
 /// it live as long as the value that it borrows from, usually a VMA that holds them.
@@ -355,15 +357,36 @@ impl Vma {
         &'a self,
         platform: &'a P,
     ) -> Option<VmaReadGuard<'a, P>> {
-        let guard = self.lock.try_read(platform)?;
-        Some(VmaReadGuard { vma: self, _guard: guard })
+        Some(VmaReadGuard::new(self, self.lock.try_read(platform)?))
+    }
+
+    /// Whether [`Vma::try_read`] would lock. If a writer holds the lock, the tasks that wait on the
+    /// word of [`TreeState::lock_waits`] are woken when the writer unlocks, or when the removed VMA
+    /// is freed.
+    pub(crate) fn poll_read(&self) -> Readable<'_> {
+        self.lock.poll_read()
+    }
+
+    /// Whether a task or a thread has waited for the lock of this VMA, which was removed since.
+    #[inline]
+    pub(crate) fn was_waited_for(&self) -> bool {
+        self.lock.is_marked()
+    }
+
+    /// Locks for writing, unless faults are in progress or wait. The caller holds the mutex of the
+    /// address space.
+    pub(crate) fn try_lock_write<'a, P: Platform>(
+        &'a self,
+        platform: &'a P,
+    ) -> Option<VmaWriteGuard<'a, P>> {
+        Some(VmaWriteGuard::new(self, self.lock.try_write(platform)?))
     }
 
     /// Locks for writing: blocks new faults and waits for those in progress. The caller holds the
     /// mutex of the address space, so it is the only writer.
     #[inline]
     pub(crate) fn lock_write<'a, P: Platform>(&'a self, platform: &'a P) -> VmaWriteGuard<'a, P> {
-        VmaWriteGuard { vma: self, guard: self.lock.write(platform) }
+        VmaWriteGuard::new(self, self.lock.write(platform))
     }
 
     /// Waits for the threads that held the VMA's read lock when the VMA was removed. They found the
@@ -388,92 +411,7 @@ impl Vma {
         platform: &'a P,
     ) -> VmaWriteGuard<'a, P> {
         // SAFETY: 1. the caller's obligations 1 and 2.
-        VmaWriteGuard { vma: self, guard: unsafe { self.lock.written(platform) } }
-    }
-}
-
-/// A VMA that is locked for reading: it is not removed, and its bounds, flags and tables do not
-/// change.
-#[must_use = "dropping the guard unlocks the VMA"]
-pub(crate) struct VmaReadGuard<'a, P: Platform> {
-    vma: &'a Vma,
-    _guard: ReadGuard<'a, P>,
-}
-
-impl<P: Platform> VmaReadGuard<'_, P> {
-    /// The VMA, while the guard exists.
-    #[inline]
-    pub(crate) fn vma(&self) -> &Vma {
-        self.vma
-    }
-
-    /// Whether another thread holds or waits for the VMA's lock.
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn is_shared(&self) -> bool {
-        self.vma.lock.is_shared()
-    }
-
-    /// Leaves the VMA locked; the returned value unlocks it.
-    pub(crate) fn leave_locked(self) -> ReadLockedVma {
-        self._guard.leave_locked();
-        ReadLockedVma(NonNull::from(self.vma))
-    }
-}
-
-/// A VMA that is locked for reading until [`ReadLockedVma::unlock`] is called. The VMA and its
-/// address space are not freed, because a thread that removes a VMA waits for its readers.
-#[must_use = "it stays locked"]
-pub(crate) struct ReadLockedVma(NonNull<Vma>);
-
-impl ReadLockedVma {
-    /// Whether this is `vma`.
-    pub(crate) fn is(&self, vma: &Vma) -> bool {
-        self.0 == NonNull::from(vma)
-    }
-
-    /// Unlocks the VMA.
-    pub(crate) fn unlock<P: Platform>(self, platform: &P) {
-        // SAFETY: a VMA is freed after its removal, which waits for the lock held here
-        // (`Vma::lock_write`, `Vma::wait_for_readers`).
-        let vma = unsafe { self.0.as_ref() };
-        // SAFETY: 1. this is the only guard that was left locked; 2. it is consumed here.
-        drop(unsafe { vma.lock.left(platform) });
-    }
-}
-
-/// A VMA that is locked for writing: no fault is in progress in it. Removing the VMA consumes the
-/// guard.
-#[must_use = "dropping the guard unlocks the VMA"]
-pub(crate) struct VmaWriteGuard<'a, P: Platform> {
-    vma: &'a Vma,
-    guard: WriteGuard<'a, P>,
-}
-
-impl<'a, P: Platform> VmaWriteGuard<'a, P> {
-    #[inline]
-    pub(crate) fn vma(&self) -> &'a Vma {
-        self.vma
-    }
-
-    /// Marks the VMA as removed for threads that still find it.
-    pub(crate) fn remove(self) -> &'a Vma {
-        self.guard.close();
-        self.vma
-    }
-
-    /// Leaves the VMA locked; [`Vma::written`] restores a guard.
-    #[inline]
-    pub(crate) fn leave_locked(self) {
-        self.guard.leave_locked();
-    }
-}
-
-impl<P: Platform> core::ops::Deref for VmaWriteGuard<'_, P> {
-    type Target = Vma;
-
-    #[inline]
-    fn deref(&self) -> &Vma {
-        self.vma
+        VmaWriteGuard::new(self, unsafe { self.lock.written(platform) })
     }
 }
 

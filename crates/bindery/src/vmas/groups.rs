@@ -22,20 +22,48 @@ impl<'op, P: Platform> VmaSet<'op, '_, P> {
         if vma.group_pointer().is_some() {
             return Ok(());
         }
-        let (next, previous) = (self.next(vma), self.previous(vma));
-        let mut group = next.and_then(|next| shared_group(vma, next, next));
-        if group.is_none() {
-            group = previous.and_then(|previous| shared_group(previous, vma, previous));
-        }
-        let group = match group {
+        let group = match self.group_of_neighbors(vma) {
             Some(group) => group,
-            // SAFETY: the group is fresh, so no other thread frees it.
-            None => unsafe {
-                Groups::create(self.page_table.memory, None).ok_or(NoMemory)?.as_ref()
-            },
+            None => self.new_group()?,
         };
         self.adopt(vma, group);
         Ok(())
+    }
+
+    /// As [`VmaSet::prepare_group`], if this requires no wait for a lock. Returns whether the VMA has
+    /// an anon group.
+    ///
+    /// # Panics
+    /// If the VMA is not in the set.
+    pub(crate) fn try_prepare_group(&mut self, vma: &'op Vma) -> Result<bool, NoMemory> {
+        if vma.group_pointer().is_some() {
+            return Ok(true);
+        }
+        self.assert_has(vma);
+        let shared = self.group_of_neighbors(vma);
+        let group = match shared {
+            Some(group) => group,
+            None => self.new_group()?,
+        };
+        // SAFETY: 1. as in `adopt`.
+        let joined = unsafe { group.try_join(self.platform(), vma) };
+        debug_assert!(joined || shared.is_some(), "the lock of a new family is free");
+        Ok(joined)
+    }
+
+    /// The anon group of a neighbor with which the VMA may merge later, if any.
+    fn group_of_neighbors(&self, vma: &'op Vma) -> Option<&'op AnonGroup> {
+        let (next, previous) = (self.next(vma), self.previous(vma));
+        next.and_then(|next| shared_group(vma, next, next))
+            .or_else(|| previous.and_then(|previous| shared_group(previous, vma, previous)))
+    }
+
+    /// A new anon group, which the caller gives a VMA.
+    fn new_group(&self) -> Result<&'op AnonGroup, NoMemory> {
+        let group = Groups::create(self.page_table.memory, None).ok_or(NoMemory)?;
+        // SAFETY: the group is fresh, so no other thread frees it; the VMA that joins it keeps it
+        // for the length of the operation.
+        Ok(unsafe { group.as_ref() })
     }
 
     /// Adds a VMA without an anon group to `group`, which belongs to this address space.

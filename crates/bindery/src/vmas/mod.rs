@@ -36,13 +36,14 @@ mod set;
 mod view;
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::addr::{PAGE_SIZE, VirtAddr};
 use crate::arch::Arch;
 use crate::collections::range_skip_list::Index;
 use crate::memory::Reservation;
 use crate::platform::Platform;
+use crate::sync::rw_lock::Readable;
 use crate::sync::{Mutex, MutexGuard};
 use crate::table::{PageTable, ReadSection};
 use crate::vma::{Vma, VmaReadGuard};
@@ -110,6 +111,17 @@ impl<P: Platform> VmaIndex<P> {
         VmasGuard { vmas: self, _locked: self.mutex.lock() }
     }
 
+    /// Acquires the mutex if it is free.
+    pub(crate) fn try_lock(&self) -> Option<VmasGuard<'_, P>> {
+        Some(VmasGuard { vmas: self, _locked: self.mutex.try_lock()? })
+    }
+
+    /// The word for which a task waits that has found the mutex taken, if the mutex has one
+    /// ([`crate::sync::RawLock::parked_on`]).
+    pub(crate) fn mutex_parked_on(&self) -> Option<(&AtomicU32, u32)> {
+        self.mutex.parked_on()
+    }
+
     /// Whether a thread has the mutex.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn is_locked(&self) -> bool {
@@ -132,6 +144,20 @@ impl<P: Platform> VmaIndex<P> {
         let vma: &'a Vma = unsafe { node.as_ref() };
         let locked = vma.try_read(platform)?;
         vma.range().contains(addr).then_some(locked)
+    }
+
+    /// Whether [`VmaIndex::try_read`] would lock a VMA. If a writer holds the VMA there, or the last
+    /// one before, marks that VMA ([`Vma::poll_read`]).
+    pub(crate) fn poll_read(&self, platform: &P, addr: VirtAddr) -> PolledVma {
+        let _section = ReadSection::enter(platform);
+        let Some(node) = self.index.find_at_or_before(addr.0) else { return PolledVma::Absent };
+        // SAFETY: as in `try_read`; the VMA is used only in the section.
+        let vma: &Vma = unsafe { node.as_ref() };
+        match vma.poll_read() {
+            Readable::Later(..) => PolledVma::Written,
+            Readable::Now if vma.range().contains(addr) => PolledVma::Readable,
+            Readable::Now | Readable::Never => PolledVma::Absent,
+        }
     }
 
     /// The VMA that contains `addr`, locked for reading. If a writer holds the VMA, waits for the
@@ -197,6 +223,18 @@ impl<P: Platform> VmaIndex<P> {
             None => P::Arch::USER_END,
         }
     }
+}
+
+/// The VMA at an address, for a task that must not sleep ([`VmaIndex::poll_read`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PolledVma {
+    /// It can be locked for reading.
+    Readable,
+    /// A writer holds it. When the writer leaves, the word of
+    /// [`TreeState::lock_waits`](crate::table::TreeState::lock_waits) changes.
+    Written,
+    /// None was found, or one that was removed; only the mutex shows whether one exists.
+    Absent,
 }
 
 /// The mutex of an address space's VMAs, held until the guard is dropped.

@@ -47,11 +47,15 @@ impl Removed {
     /// ([`crate::rmap`]).
     ///
     /// # Safety
-    /// 1. The VMAs and anon groups were removed by operations on address spaces of `memory`.
+    /// 1. The VMAs and anon groups were removed by operations on address spaces of `memory`, which
+    ///    still exist.
     /// 2. `tables` are detached, flushed and emptied.
     pub(crate) unsafe fn free<P: Platform>(self, memory: &Memory<P>, tables: DetachedTables) {
         let Self { vmas, mut groups, mut unlocked } = self;
         for vma in vmas.iter() {
+            if vma.was_waited_for() {
+                note_removed(memory, vma);
+            }
             unlocked |= vma.has(MappingFlags::LOCKED);
             if let Some(group) = vma.group_pointer() {
                 // SAFETY: 1. the reference is the VMA's own, and is released here.
@@ -73,4 +77,12 @@ impl Removed {
         // anon groups.
         unsafe { free_unlinked(memory, tables, vmas, groups) };
     }
+}
+
+/// Wakes the tasks that wait for the lock of a removed VMA, with the mutex released.
+#[cold]
+fn note_removed<P: Platform>(memory: &Memory<P>, vma: &Vma) {
+    // SAFETY: the operation that has removed the VMA borrows the address space, which frees its tree
+    // after its last operation.
+    unsafe { vma.tree().as_ref() }.lock_waits.note(memory.platform());
 }

@@ -198,6 +198,13 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         self.resize_held(vma, start, end, &held);
     }
 
+    /// As [`VmaSet::resize`], if the locks of the VMA's trees are free. Returns whether they were.
+    pub(crate) fn try_resize(&mut self, vma: &VmaWriteGuard<'op, P>, start: u64, end: u64) -> bool {
+        let Some(held) = RmapGuard::try_new(self.platform(), vma) else { return false };
+        self.resize_held(vma, start, end, &held);
+        true
+    }
+
     /// As [`VmaSet::resize`], with the VMA's trees locked.
     pub(crate) fn resize_held(
         &mut self,

@@ -12,11 +12,13 @@
 //! | `swap_in`, `read_in` | swap entries: pages in the swap cache; reads of slots |
 //! | `wait` | the wait, with the VMA unlocked |
 //! | `try_fault` | attempts that do not wait; waits by another thread; calls in steps |
+//! | `lock_wait` | waits for locks, polled |
 
 mod copy_on_write;
 mod decision;
 mod first_touch;
 mod frames;
+mod lock_wait;
 mod object;
 mod present;
 mod read_in;
@@ -41,6 +43,7 @@ pub use try_fault::{FaultPoll, FaultReady, FaultWait, TriedFault};
 
 pub(super) use copy_on_write::folio_range;
 pub(super) use first_touch::{Occupant, folio_place};
+pub(super) use lock_wait::VmaLockWait;
 pub(super) use object::{object_attributes, stopped};
 pub(super) use present::record_access;
 pub(super) use slow::{Fault, Next, Stepped};

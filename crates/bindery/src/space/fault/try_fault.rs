@@ -27,6 +27,7 @@ use crate::space::stack_growth::{grow_down_to, prepare_group};
 use crate::space::userfault::{PolledHandler, awaits_handler};
 use crate::vma::MappingFlags;
 
+use super::lock_wait::{LockEvent, VmaLockWait};
 use super::slow::{Fault, Next, Tries};
 use super::{Access, FaultRequest, Origin, Resolved, check_access, handle_fault, refused};
 
@@ -55,6 +56,7 @@ pub struct FaultWait<'s, 'm, P: Platform> {
     object: Option<Object<'m, P>>,
     event: Event<'m, P>,
     is_for_storage: bool,
+    vma_lock: VmaLockWait,
 }
 
 /// The event that ends a wait.
@@ -63,9 +65,10 @@ enum Event<'m, P: Platform> {
     Storage(PolledWait<'m, P>),
     /// The handler of a userfaultfd has answered.
     Handler(PolledHandler<'m, P>),
-    /// Any other condition for which a blocking fault waits: a lock, memory, the mutex for a first
-    /// write or for an unmapped address.
-    Other,
+    /// A lock is free.
+    Lock(LockEvent<'m, P>),
+    /// A thread has freed memory, or does the rest of the wait.
+    Thread,
 }
 
 /// The progress of a wait ([`FaultWait::poll`]).
@@ -76,9 +79,17 @@ pub enum FaultPoll<'w, 'm, P: Platform> {
     Ready(FaultReady<'m, P>),
     /// Nothing can be done until this word changes.
     Pending(ParkedOn<'w>),
-    /// Only a thread that may sleep can continue, by [`FaultWait::wait`]: the fault waits for
-    /// something other than a pager, a swap device or a handler; or the device has failed; or
-    /// another thread holds a lock that the poll needs; or memory is short.
+    /// Only a thread that may sleep can continue, by [`FaultWait::wait`]:
+    /// - Memory is short, so reclaim has to run.
+    /// - The device has failed, or reclaim has taken the page again.
+    /// - [`crate::Pager::prepare_write`], which may sleep, has to be called, or dirty pages have to
+    ///   be stored for [`crate::DirtyLimit`].
+    /// - Another thread has the mutex of the address space, and the mutex has no word for tasks
+    ///   ([`RawLock::parked_on`](crate::sync::RawLock::parked_on)).
+    /// - With the mutex held, the poll finds a further lock taken: that of a family of anon groups,
+    ///   the `mapping_lock` of an object, or that of a mapping that is to grow down.
+    /// - Another thread has the lock of a folio in the swap cache, or of the queues of a
+    ///   userfaultfd.
     NeedsThread,
 }
 
@@ -167,10 +178,12 @@ fn try_request<'s, 'm, P: Platform>(
             Event::Storage(PolledWait::new(space.page_table.memory, wait))
         }
         Ok(FaultAttempt::Handler) => Event::Handler(PolledHandler::new(space.platform())),
-        Ok(FaultAttempt::Blocks) | Err(Failure::NoMemory) => Event::Other,
+        Ok(FaultAttempt::Locked(lock)) => Event::Lock(lock),
+        Err(Failure::NoMemory) => Event::Thread,
         Err(Failure::Refused(error)) => return Err(error),
     };
-    Ok(TriedFault::Blocked(FaultWait { space, request, object, event, is_for_storage }))
+    let vma_lock = VmaLockWait::new();
+    Ok(TriedFault::Blocked(FaultWait { space, request, object, event, is_for_storage, vma_lock }))
 }
 
 /// The outcome of an attempt that has not failed.
@@ -180,8 +193,8 @@ enum FaultAttempt<'m, P: Platform> {
     Event(Option<Object<'m, P>>, Wait),
     /// The fault has to wait for the handler of a userfaultfd.
     Handler,
-    /// The fault would sleep for another reason.
-    Blocks,
+    /// The fault has to wait for a lock.
+    Locked(LockEvent<'m, P>),
 }
 
 /// One attempt, which acquires locks only if they are free.
@@ -192,7 +205,7 @@ fn attempt<'m, P: Platform>(
     let &FaultRequest { page, access, .. } = request;
     loop {
         let Some(locked) = space.vmas.try_read(space.platform(), page) else {
-            return Ok(FaultAttempt::Blocks);
+            return Ok(FaultAttempt::Locked(LockEvent::Vma));
         };
         let flags = locked.vma().flags();
         check_access::<P::Arch>(request, flags)?;
@@ -203,7 +216,10 @@ fn attempt<'m, P: Platform>(
         let fault = Fault::new(space, locked.vma(), page, access);
         let makes_private = access == Access::Write && !flags.contains(MappingFlags::SHARED);
         if makes_private && fault.vma.group_pointer().is_none() {
-            return Ok(FaultAttempt::Blocks);
+            if flags.contains(MappingFlags::MAYBE_GUARDS) && fault.is_guarded() {
+                return Err(FaultError::NotMapped.into());
+            }
+            return Ok(FaultAttempt::Locked(LockEvent::Group));
         }
         match fault.try_resolve()? {
             Some(Next::Done(resolved)) => return Ok(FaultAttempt::Done(resolved)),
@@ -211,7 +227,10 @@ fn attempt<'m, P: Platform>(
             Some(Next::Wait(wait)) => {
                 return Ok(FaultAttempt::Event(space.object_of(locked.vma()), wait));
             }
-            None => return Ok(FaultAttempt::Blocks),
+            None => {
+                let object = space.object_of(locked.vma());
+                return Ok(FaultAttempt::Locked(object.map_or(LockEvent::Vma, LockEvent::Pages)));
+            }
         }
     }
 }
@@ -277,15 +296,15 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     /// # Errors
     /// As [`FaultError`] says, if the fault fails.
     pub fn wait(mut self) -> Result<FaultReady<'m, P>, FaultError> {
-        let event = match core::mem::replace(&mut self.event, Event::Other) {
+        let event = match core::mem::replace(&mut self.event, Event::Thread) {
             Event::Storage(polled) => polled.into_wait(),
             Event::Handler(mut polled) => {
-                if polled.wait(self.space, &self.request)? {
+                if polled.wait(self.space, &self.request, &mut self.vma_lock)? {
                     return Ok(FaultReady { _kept: None });
                 }
                 None
             }
-            Event::Other => None,
+            Event::Lock(_) | Event::Thread => None,
         };
         let Some(event) = event else { return self.fault() };
         let memory = self.space.page_table.memory;
@@ -307,7 +326,8 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     /// to read the pages, or sends the message to the handler of a userfaultfd, and processes the
     /// answer when it arrives. No thread therefore waits for a handler, for a swap device, or for a
     /// pager that keeps requests ([`crate::ReadRequest::keep`]); any other pager is called during
-    /// the poll. A task that gets [`FaultPoll::Pending`] is polled again when [`Platform::unpark`]
+    /// the poll. For a lock, the poll checks whether its holder has left. It makes itself the change
+    /// that a first write or a growing mapping needs, if the mutex is free. A task that gets [`FaultPoll::Pending`] is polled again when [`Platform::unpark`]
     /// was called for the word. Many waits may share the word, so a poll may find no progress.
     ///
     /// ```
@@ -339,8 +359,11 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     pub fn poll(&mut self) -> Result<FaultPoll<'_, 'm, P>, FaultError> {
         let polled = match &mut self.event {
             Event::Storage(polled) => polled.poll(self.object.as_ref()).map_err(refused),
-            Event::Handler(polled) => Ok(polled.poll(self.space, &self.request)),
-            Event::Other => return Ok(FaultPoll::NeedsThread),
+            Event::Handler(polled) => {
+                Ok(polled.poll(self.space, &self.request, &mut self.vma_lock))
+            }
+            Event::Lock(lock) => lock.poll(self.space, &self.request, &mut self.vma_lock),
+            Event::Thread => return Ok(FaultPoll::NeedsThread),
         };
         match polled {
             Ok(Polled::Ready(kept)) => Ok(FaultPoll::Ready(FaultReady { _kept: kept })),
@@ -366,6 +389,12 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     }
 }
 
+impl<P: Platform> Drop for FaultWait<'_, '_, P> {
+    fn drop(&mut self) {
+        self.vma_lock.end(self.space);
+    }
+}
+
 impl<P: Platform> fmt::Debug for FaultWait<'_, '_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("FaultWait");
@@ -373,7 +402,8 @@ impl<P: Platform> fmt::Debug for FaultWait<'_, '_, P> {
         match &self.event {
             Event::Storage(polled) => debug.field("event", polled),
             Event::Handler(polled) => debug.field("event", polled),
-            Event::Other => &mut debug,
+            Event::Lock(lock) => debug.field("event", lock),
+            Event::Thread => &mut debug,
         };
         debug.finish_non_exhaustive()
     }

@@ -11,7 +11,9 @@ use crate::error::{Failure, FaultError};
 use crate::object::{HandlerWait, ParkedOn, Polled, Wait};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::fault::{Access, Fault, FaultRequest, Origin, check_access, wait_for_known};
+use crate::space::fault::{
+    Access, Fault, FaultRequest, Origin, VmaLockWait, check_access, wait_for_known,
+};
 use crate::stats::Counts;
 use crate::table::EntryAt;
 use crate::userfault::{
@@ -19,6 +21,7 @@ use crate::userfault::{
     UserfaultState, WaitSignals,
 };
 use crate::vma::{MappingFlags, Vma, VmaReadGuard};
+use crate::vmas::PolledVma;
 
 /// The outcome of a fault in a registered VMA, if the fault does not fail.
 pub(in crate::space) enum Served<'a, P: Platform> {
@@ -155,14 +158,24 @@ impl<'m, P: Platform> PolledHandler<'m, P> {
     /// Queues the message, unless it is already queued, and checks whether the handler has
     /// answered. Sleeps for no lock. After [`Polled::Ready`] the fault is tried again and may have
     /// to wait again.
-    pub(in crate::space) fn poll(
-        &mut self,
-        space: &AddressSpace<'m, P>,
+    pub(in crate::space) fn poll<'w, 's: 'w>(
+        &'w mut self,
+        space: &'s AddressSpace<'m, P>,
         request: &FaultRequest,
-    ) -> Polled<'_, 'm, P> {
+        vma_lock: &mut VmaLockWait,
+    ) -> Polled<'w, 'm, P> {
         if self.queued.is_none() {
-            let Some(locked) = space.vmas.try_read(space.platform(), request.page) else {
-                return Polled::NeedsThread;
+            let locked = loop {
+                if let Some(locked) = space.vmas.try_read(space.platform(), request.page) {
+                    break locked;
+                }
+                match vma_lock.poll(space, request) {
+                    // The writer has left since.
+                    (PolledVma::Readable, _) => {}
+                    (PolledVma::Written, parked) => return Polled::Pending(parked),
+                    // The next attempt finds out why.
+                    (PolledVma::Absent, _) => return Polled::Ready(None),
+                }
             };
             let allowed = check_access::<P::Arch>(request, locked.vma().flags());
             let Ok(Some(awaited)) = allowed.and_then(|()| awaited(space, locked.vma(), request))
@@ -201,15 +214,17 @@ impl<'m, P: Platform> PolledHandler<'m, P> {
         &mut self,
         space: &AddressSpace<'m, P>,
         request: &FaultRequest,
+        vma_lock: &mut VmaLockWait,
     ) -> Result<bool, FaultError> {
-        match self.poll(space, request) {
+        match self.poll(space, request, vma_lock) {
             Polled::Ready(_) => return Ok(true),
             Polled::NeedsThread => return Ok(false),
             Polled::Pending(_) => {}
         }
-        match self.queued.as_ref().map(|queued| queued.wait(interrupts(request))) {
-            None | Some(Ending::Woken | Ending::Closed) => Ok(true),
-            Some(Ending::Interrupted) => Err(FaultError::Interrupted),
+        let Some(queued) = &self.queued else { return Ok(false) };
+        match queued.wait(interrupts(request)) {
+            Ending::Woken | Ending::Closed => Ok(true),
+            Ending::Interrupted => Err(FaultError::Interrupted),
         }
     }
 }

@@ -17,6 +17,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::platform::Platform;
+use crate::sync::completions::Completions;
 use crate::sync::parking::{Parking, park_while};
 use crate::sync::word::Word;
 
@@ -65,6 +66,43 @@ impl<W: Word<u32>> RwLock<W> {
     ) -> Option<ReadGuard<'a, K, W>> {
         // Not a closure: if the lock was not acquired, no guard must exist that would unlock it.
         if self.enter_read() { Some(ReadGuard { lock: self, parking }) } else { None }
+    }
+
+    /// Whether [`RwLock::try_read`] would lock, for a task that must not sleep. If it would not, marks
+    /// the lock as a thread does that parks, so the step that lets readers in again wakes the word.
+    pub(crate) fn poll_read(&self) -> Readable<'_, W> {
+        loop {
+            let state = self.0.load(Ordering::Relaxed);
+            if state & CLOSED != 0 {
+                return Readable::Never;
+            }
+            if state & BLOCKED == 0 {
+                return Readable::Now;
+            }
+            let marked = state | PARKED;
+            // Relaxed: the task acquires when it locks.
+            if state == marked
+                || self.0.exchange(state, marked, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            {
+                return Readable::Later(&self.0, marked);
+            }
+        }
+    }
+
+    /// Whether a task or a thread has marked the lock, to be woken.
+    #[inline]
+    pub(crate) fn is_marked(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & PARKED != 0
+    }
+
+    /// Locks for writing if the lock is free and unmarked.
+    pub(crate) fn try_write<'a, K: Parking<W>>(
+        &'a self,
+        parking: &'a K,
+    ) -> Option<WriteGuard<'a, K, W>> {
+        let entered = self.0.exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed);
+        // Not a closure, as in `try_read`.
+        if entered.is_ok() { Some(WriteGuard { lock: self, parking }) } else { None }
     }
 
     /// Locks for reading after the writer has left. Only for a lock that is never closed.
@@ -308,6 +346,16 @@ impl RwLock {
     }
 }
 
+/// Whether a lock can be locked for reading ([`RwLock::poll_read`]).
+pub(crate) enum Readable<'a, W = AtomicU32> {
+    /// It can.
+    Now,
+    /// When the word no longer has this value. The core wakes the threads that park on the word.
+    Later(&'a W, u32),
+    /// The lock is closed.
+    Never,
+}
+
 /// The lock is held for reading until the guard is dropped.
 #[must_use = "dropping the guard unlocks"]
 pub(crate) struct ReadGuard<'a, K: Parking<W>, W: Word<u32> = AtomicU32> {
@@ -355,6 +403,24 @@ impl<K: Parking<W>, W: Word<u32>> WriteGuard<'_, K, W> {
     pub(crate) fn leave_locked(self) {
         core::mem::forget(self);
     }
+
+    /// Unlocks. If the lock is marked, also wakes the tasks that wait on the word of `polled`
+    /// instead of the lock's word, because the lock may be freed before they look at it. `polled` is
+    /// called before the lock is free. Only for a lock that readers only try: a thread that leaves
+    /// the line does not wake these tasks.
+    #[inline]
+    pub(crate) fn unlock_for<'p>(self, polled: impl FnOnce() -> &'p Completions<W>)
+    where
+        W: 'p,
+    {
+        let Self { lock, parking } = self;
+        core::mem::forget(self);
+        if lock.0.exchange(WRITER, 0, Ordering::Release, Ordering::Relaxed).is_err() {
+            let polled = polled();
+            lock.leave_write(parking);
+            polled.note(parking);
+        }
+    }
 }
 
 impl<K: Parking<W>, W: Word<u32>> Drop for WriteGuard<'_, K, W> {
@@ -368,5 +434,7 @@ impl<K: Parking<W>, W: Word<u32>> Drop for WriteGuard<'_, K, W> {
 
 #[cfg(all(test, any(loom, shuttle)))]
 mod loom_model;
+#[cfg(all(test, any(loom, shuttle)))]
+mod loom_model_of_tasks;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
