@@ -18,7 +18,7 @@
 //! | file in `step_in/` | contents |
 //! |---|---|
 //! | `stops`, `stepped` | the steps, and a platform that passes them |
-//! | `world`, `operations` | the initial state of a run, and the calls |
+//! | `world`, `operations`, `calls_in_steps` | the initial state of a run, and the calls |
 //! | `promises`, `run` | the audited guarantees; one run |
 //! | `plan`, `blocked` | the choice of runs; pairs that never succeed |
 //! | `named` | meetings that failed once |
@@ -36,6 +36,7 @@
 mod areas_off;
 pub mod blocked;
 mod cached;
+mod calls_in_steps;
 mod commitment;
 mod late_device;
 mod named;

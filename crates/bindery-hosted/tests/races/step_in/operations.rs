@@ -8,6 +8,7 @@ use bindery::{Access, AddressSpace, Advice, LockPages, PinTime, Protection, Rema
 use bindery_hosted::Walk;
 use bindery_linux::proc::{ClearRefs, Unnamed, clear_refs, smaps};
 
+use super::calls_in_steps::calls_in_steps;
 use super::stepped::Stepped;
 use super::stops;
 use super::world::{
@@ -70,19 +71,19 @@ pub struct Operation<A: Walk> {
 }
 
 impl<A: Walk> Operation<A> {
-    fn new(name: &'static str, call: fn(&World<'_, A>) -> bool) -> Self {
+    pub fn new(name: &'static str, call: fn(&World<'_, A>) -> bool) -> Self {
         let (revokes, loses) = (Vec::new(), Vec::new());
         let holds = Holds::OnReturn;
         Self { name, call, revokes, holds, of_the_file: false, loses, moves: None }
     }
 
-    fn revokes(mut self, which: Which, at: u64, length: u64, what: Denied) -> Self {
+    pub fn revokes(mut self, which: Which, at: u64, length: u64, what: Denied) -> Self {
         self.revokes.push(Revoked { which, start: at, end: at + length, what });
         self
     }
 
     /// Pages of the file are removed from both spaces and the child.
-    fn cuts(mut self, offset: u64, length: u64) -> Self {
+    pub fn cuts(mut self, offset: u64, length: u64) -> Self {
         for which in [Which::Space, Which::Other, Which::Child] {
             self = self.revokes(which, FILE + offset, length, Denied::Everything);
         }
@@ -90,17 +91,17 @@ impl<A: Walk> Operation<A> {
         self.loses(FILE + offset, length).loses(PRIVATE + offset, length)
     }
 
-    fn holds_until(mut self, until: &'static [&'static str]) -> Self {
+    pub fn holds_until(mut self, until: &'static [&'static str]) -> Self {
         self.holds = Holds::Until(until);
         self
     }
 
-    fn loses(mut self, at: u64, length: u64) -> Self {
+    pub fn loses(mut self, at: u64, length: u64) -> Self {
         self.loses.push((at, at + length));
         self
     }
 
-    fn moves(mut self, from: u64, length: u64, to: u64) -> Self {
+    pub fn moves(mut self, from: u64, length: u64, to: u64) -> Self {
         self.moves = Some(Move { from, length, to });
         self.revokes(Which::Space, from, length, Denied::Everything)
     }
@@ -156,13 +157,13 @@ fn give_up<A: Walk>(space: &Space<'_, A>) -> bool {
 /// The page of a guard in the file's mapping, which initially has no guard.
 const GUARDED: u64 = FILE + 769 * PAGE_SIZE;
 const PART: u64 = FILE + MIB;
-const UNGUARDS: &[&str] = &["guard remove", "munmap", "map over", "move"];
-const CHANGES_PROTECTION: &[&str] = &["mprotect", "munmap", "map over", "move"];
+pub const UNGUARDS: &[&str] = &["guard remove", "munmap", "map over", "move"];
+pub const CHANGES_PROTECTION: &[&str] = &["mprotect", "munmap", "map over", "move"];
 
 /// All operations.
 pub fn operations<A: Walk>() -> Vec<Operation<A>> {
     let all = [mappings(), contents(), objects(), users(), swap(), shared_memory()];
-    all.into_iter().flatten().collect()
+    all.into_iter().flatten().chain(calls_in_steps()).collect()
 }
 
 fn mappings<A: Walk>() -> Vec<Operation<A>> {
@@ -347,7 +348,7 @@ fn users<A: Walk>() -> Vec<Operation<A>> {
 }
 
 /// Works on the existing children, which other threads cannot find in the meantime.
-fn with_children<'m, A: Walk>(
+pub fn with_children<'m, A: Walk>(
     world: &World<'m, A>,
     work: impl FnOnce(&[Space<'m, A>]) -> bool,
 ) -> bool {
@@ -430,7 +431,7 @@ fn swap<A: Walk>() -> Vec<Operation<A>> {
 }
 
 impl<A: Walk> Operation<A> {
-    fn of_the_file(mut self) -> Self {
+    pub fn of_the_file(mut self) -> Self {
         self.of_the_file = true;
         self
     }

@@ -35,6 +35,8 @@ pub enum Step {
     Park,
     Pager,
     SpinLock,
+    /// Between two steps of a call.
+    Blocked,
 }
 
 /// The place where a call is held.
