@@ -31,6 +31,7 @@ where_fetches_are_not_coherent! {
     a_copy_by_fork_is_synchronized => fork;
     the_zero_page_is_synchronized_at_boot => zero_page;
     what_a_debugger_writes_is_synchronized => debugger;
+    a_breakpoint_is_synchronized => breakpoint;
 }
 
 const AT: VirtAddr = VirtAddr(0x40_0000);
@@ -227,6 +228,20 @@ fn debugger<A: Walk>() {
     program.execute(AT).unwrap();
     space.write_foreign(AT, &CODE).unwrap();
     program.execute(AT).unwrap();
+    audit(&machine, &memory, &[&space]);
+}
+
+fn breakpoint<A: Walk>() {
+    let (machine, memory) = machine::<A>();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    space.mmap(&request(PAGE_SIZE, READ | EXECUTE)).unwrap();
+    let program = Program::new(&machine, &space);
+    program.execute(AT).unwrap();
+    // The first write copies the page, the second one finds the copy.
+    for _ in 0..2 {
+        space.write_forced(AT, &CODE).unwrap();
+        program.execute(AT).unwrap();
+    }
     audit(&machine, &memory, &[&space]);
 }
 

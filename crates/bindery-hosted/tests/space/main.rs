@@ -10,6 +10,7 @@ mod branch_targets;
 mod commitment;
 mod entries;
 mod families;
+mod forced;
 mod fork_chains;
 mod fork_overlaps;
 mod frames;

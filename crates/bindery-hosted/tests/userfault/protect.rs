@@ -282,3 +282,21 @@ fn forked_with_a_pin(fixture: &Fixture<'_, '_>, order: u8, none: bool) {
     audit(fixture.machine, fixture.memory, &[fixture.space, &child]);
     drop(pinned);
 }
+
+/// A debugger's write to memory that the program may not write is no write that a handler awaits.
+#[test]
+fn no_debugger_writes_a_protected_page_by_force() {
+    with_protection(UserfaultFeatures::empty(), |fixture| {
+        fixture.fill_all(8);
+        fixture.protect(3, 1, PROTECT).unwrap();
+        for protection in [Protection::READ, Protection::empty()] {
+            fixture.space.mprotect(at(0), 8 * PAGE, protection).unwrap();
+            let refused = Err(bindery::FaultError::Protection);
+            assert_eq!(fixture.space.write_forced(at(3), &[99]), refused);
+            assert_eq!(fixture.space.write_forced(at(4), &[99]), Ok(()));
+            let mut byte = [0];
+            fixture.space.read_forced(at(3), &mut byte).unwrap();
+            assert_eq!(byte, [3]);
+        }
+    });
+}

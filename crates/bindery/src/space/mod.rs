@@ -23,6 +23,7 @@
 //! | `pin`, `pin_count` | pinned pages, and the limits on their number |
 //! | `folio` | splits mapped folios and joins their leaves |
 //! | `user_copy`, `pending_copy` | accesses to program memory from outside, blocking or in steps |
+//! | `forced_copy` | accesses by a debugger, which no protection stops |
 //! | `inspect`, `resident`, `view` | reads for tests, debuggers and listings such as `/proc` |
 
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
@@ -35,6 +36,7 @@ mod folio;
 #[allow(dead_code, reason = "it only has to compile")]
 #[path = "../../tests/violations/folio.rs"]
 mod folio_violations;
+mod forced_copy;
 mod inspect;
 mod limits;
 mod merging;

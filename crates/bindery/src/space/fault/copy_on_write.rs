@@ -5,7 +5,7 @@
 use core::sync::atomic::Ordering;
 
 use crate::addr::{Frame, Order, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
-use crate::arch::{Arch, Kind, Level, Permissions};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, Kind, Level, Permissions};
 use crate::error::{Failure, FaultError, NoMemory};
 use crate::folio::{Folio, FreshFolio, OwnerKind, OwnerMark};
 use crate::frame::FrameRange;
@@ -153,6 +153,40 @@ fn mappings_of<P: Platform>(cursor: &mut Cursor<'_, '_, P>, range: VirtRange, fo
     if locked == Some(folio) { ours } else { 0 }
 }
 
+/// A page that a copy is to replace.
+struct OldPage {
+    frame: Frame,
+    /// Whether the page is known to be dirty.
+    dirty: bool,
+    /// Whether a userfaultfd has write-protected the page.
+    userfault: bool,
+}
+
+impl OldPage {
+    /// The page of this entry, unless the entry allows writes or maps no page.
+    #[inline(always)]
+    fn of<A: Arch>(kind: Kind, entry: Entry) -> Option<Self> {
+        if kind != Kind::Leaf {
+            return Self::without_access::<A>(kind, entry);
+        }
+        let attributes = A::attributes(entry);
+        let (dirty, userfault) = (attributes.dirty, attributes.userfault);
+        let read_only = !attributes.permissions.contains(Permissions::WRITE);
+        read_only.then_some(Self { frame: A::frame(entry), dirty, userfault })
+    }
+
+    /// The page of a `PROT_NONE` entry. Only a debugger writes to such a page.
+    #[cold]
+    fn without_access<A: Arch>(kind: Kind, entry: Entry) -> Option<Self> {
+        match A::decode_absent(entry).filter(|_| kind == Kind::Absent)? {
+            Absent::ProtNone { frame, dirty, userfault, .. } => {
+                Some(Self { frame, dirty, userfault })
+            }
+            Absent::Swap { .. } | Absent::Marker(_) => None,
+        }
+    }
+}
+
 /// Replaces the read-only page of `range` by `copy`, by break-before-make. Returns the old frame
 /// and whether the old page is known to be dirty; `None` if a read-only page is no longer mapped
 /// there. In that case, and on an error, the caller keeps the copy.
@@ -165,9 +199,7 @@ fn replace_page<P: Platform>(
     let page_table = cursor.page_table;
     let Some(copy) = fresh.as_deref().copied() else { return Ok(None) };
     let EntryAt { node, entry: raw, .. } = cursor.entry_at(range.start());
-    if node.level.kind(raw) != Kind::Leaf
-        || P::Arch::attributes(raw).permissions.contains(Permissions::WRITE)
-    {
+    if OldPage::of::<P::Arch>(node.level.kind(raw), raw).is_none() {
         return Ok(None);
     }
     let table = cursor.split_table_at(range.start())?;
@@ -177,7 +209,8 @@ fn replace_page<P: Platform>(
     }
     let word = &page_table.entries(table)[index.position()];
     let entry = run::load(page_table.entries(table), index);
-    let old = P::Arch::frame(entry);
+    let page = OldPage::of::<P::Arch>(Level::<P::Arch>::PTE.kind(entry), entry);
+    let Some(OldPage { frame: old, dirty, userfault }) = page else { return Ok(None) };
     if old == page_table.memory.zero_frame {
         page_table.memory.platform().zero(copy.head, 1);
         cursor.counts.bytes_zeroed += PAGE_SIZE;
@@ -188,7 +221,6 @@ fn replace_page<P: Platform>(
         page_table.memory.platform().copy(old, copy.head, 1);
         cursor.counts.bytes_copied += PAGE_SIZE;
     }
-    let userfault = P::Arch::attributes(entry).userfault;
     let written = vma.flags().attributes().written();
     // The copy keeps the write-protection of the page.
     let attributes = if userfault { written.write_protected() } else { written };
@@ -203,5 +235,5 @@ fn replace_page<P: Platform>(
     word.store(attributes.entry(copy.head, Level::<P::Arch>::PTE).0, Ordering::Release);
     cursor.counts.entries_written += 2;
     cursor.counts.mapped(OwnerKind::Anonymous, 1);
-    Ok(Some((old, P::Arch::attributes(entry).dirty)))
+    Ok(Some((old, dirty)))
 }

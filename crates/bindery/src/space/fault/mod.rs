@@ -45,11 +45,11 @@ pub(super) use copy_on_write::folio_range;
 pub(super) use first_touch::{Occupant, folio_place};
 pub(super) use lock_wait::VmaLockWait;
 pub(super) use object::{object_attributes, stopped};
-pub(super) use present::record_access;
+pub(super) use present::{record_access, record_forced_write};
 pub(super) use slow::{Fault, Next, Stepped};
 pub(super) use swap_in::{FaultSlot, Reading, slot_at};
 pub(super) use try_fault::step_fault;
-pub(super) use unshare::unshare;
+pub(super) use unshare::{mapped_frame, unshare};
 pub(super) use wait::wait_for_known;
 
 /// The access that faulted.
@@ -108,6 +108,8 @@ pub(super) enum Origin {
     Program,
     /// The kernel, on behalf of a program.
     Kernel,
+    /// A debugger, which the protection of a mapping does not stop.
+    Debugger,
 }
 
 /// An access that faulted.
@@ -172,15 +174,19 @@ pub(super) fn check_access<A: Arch>(
     if flags.contains(MappingFlags::REAPED) {
         return Err(FaultError::Bus);
     }
-    let allowed = flags.protection();
-    if !allowed.contains(access.protection()) {
-        // The entries of such a mapping may allow more than the protection specifies.
-        let permissions = allowed.permissions() | Permissions::USER;
-        if !A::implied(permissions).contains(access.permission()) {
-            return Err(FaultError::Protection);
-        }
+    if !allows::<A>(flags, access) && request.origin != Origin::Debugger {
+        return Err(FaultError::Protection);
     }
     Ok(())
+}
+
+/// Whether the protection of a VMA with these flags allows the access.
+#[inline(always)]
+pub(super) fn allows<A: Arch>(flags: MappingFlags, access: Access) -> bool {
+    let allowed = flags.protection();
+    // The entries of a mapping may allow more than the protection specifies.
+    allowed.contains(access.protection())
+        || A::implied(allowed.permissions() | Permissions::USER).contains(access.permission())
 }
 
 impl<P: Platform> AddressSpace<'_, P> {
@@ -238,6 +244,16 @@ impl<P: Platform> AddressSpace<'_, P> {
         rights: KeyRights,
     ) -> Result<Resolved, FaultError> {
         handle_fault(self, addr, access, rights, Origin::Kernel)
+    }
+
+    /// Maps the page at `addr` as a load would, in a mapping that need not allow loads.
+    ///
+    /// Context: may sleep.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::fault`]; [`FaultError::Protection`] if the page is mapped by now.
+    pub(super) fn map_by_force(&self, addr: VirtAddr) -> Result<Resolved, FaultError> {
+        handle_fault(self, addr, Access::Read, KeyRights::ALL, Origin::Debugger)
     }
 
     /// The VMA that contains `addr`, locked for reading.

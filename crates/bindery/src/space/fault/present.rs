@@ -243,22 +243,43 @@ pub(in crate::space) fn record_access<P: Platform>(
     index: EntryIndex,
     access: Access,
 ) {
+    update_leaves(cursor, node, index, |entry| {
+        if access == Access::Write {
+            P::Arch::make_writable(entry, arch::Write::Now)
+        } else {
+            P::Arch::mark_accessed(entry)
+        }
+    });
+}
+
+/// Records a write that the mapping does not permit, to a leaf that stays read-only.
+pub(in crate::space) fn record_forced_write<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    node: Node<P::Arch, Table<'_>>,
+    index: EntryIndex,
+) {
+    update_leaves(cursor, node, index, |entry| {
+        P::Arch::write_protect(P::Arch::make_writable(entry, arch::Write::Now))
+    });
+}
+
+/// Replaces the leaf by `update` of it, and with it those of its contiguous run.
+#[inline(always)]
+fn update_leaves<P: Platform>(
+    cursor: &mut Cursor<'_, '_, P>,
+    node: Node<P::Arch, Table<'_>>,
+    index: EntryIndex,
+    update: impl Fn(Entry) -> Entry,
+) {
     let entries = cursor.page_table.entries(node.table);
     let contig = node.in_contig(run::load(entries, index));
     let size = if contig { P::Arch::CONTIG_ENTRIES } else { 1 };
     let first = index.align_down(size);
     for word in &entries[first.positions(size)] {
         let old = Entry(word.load(Ordering::Relaxed));
-        let record = |entry| {
-            if access == Access::Write {
-                P::Arch::make_writable(entry, arch::Write::Now)
-            } else {
-                P::Arch::mark_accessed(entry)
-            }
-        };
         cursor.counts.entries_read += 1;
-        if record(old) != old {
-            P::Arch::replace_entry(word, old, record);
+        if update(old) != old {
+            P::Arch::replace_entry(word, old, &update);
             cursor.counts.entries_written += 1;
         }
     }

@@ -1,12 +1,14 @@
-//! Copies for pins: a private read-only page becomes exclusive to the process without a write.
+//! Copies for pins and debuggers: a private read-only page becomes exclusive to the process without
+//! a write by the program.
 
-use crate::addr::{PAGE_SHIFT, VirtAddr};
-use crate::arch::{Arch, Kind, Level};
+use crate::addr::{Frame, PAGE_SHIFT, VirtAddr};
+use crate::arch::{Absent, AbsentFormat, Arch, Entry, EntryIndex, Kind, Level};
 use crate::error::{Failure, FaultError};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
 use crate::space::stack_growth::prepare_group;
 use crate::table::EntryAt;
+use crate::table::locking::Node;
 use crate::vma::Protection;
 
 use super::Access;
@@ -45,13 +47,11 @@ fn unshare_locked<P: Platform>(fault: &Fault<'_, '_, P>) -> Result<(), Failure<F
         let section = fault.read_section();
         let mut cursor = fault.cursor(&section);
         let EntryAt { node, index, entry: raw } = cursor.entry_at(fault.page);
-        if node.level.kind(raw) != Kind::Leaf {
-            return Ok(());
-        }
-        let entry = node.single(raw, index);
+        let Some(first) = mapped_frame(node, index, raw) else { return Ok(()) };
         let inside = (fault.page.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
-        let frame = P::Arch::frame(entry).plus(inside as u32);
-        if node.level == Level::PMD && fault.memory().is_zero(frame) {
+        let frame = first.plus(inside as u32);
+        let is_leaf = node.level.kind(raw) == Kind::Leaf;
+        if is_leaf && node.level == Level::PMD && fault.memory().is_zero(frame) {
             drop(cursor);
             drop(section);
             return fault.fill_huge().map(|_| ());
@@ -65,4 +65,20 @@ fn unshare_locked<P: Platform>(fault: &Fault<'_, '_, P>) -> Result<(), Failure<F
         return Ok(());
     }
     fault.copy().map(|_| ())
+}
+
+/// The frame at which a leaf or a `PROT_NONE` entry begins; `None` if the entry maps no page.
+pub(in crate::space) fn mapped_frame<A: Arch, T>(
+    node: Node<A, T>,
+    index: EntryIndex,
+    raw: Entry,
+) -> Option<Frame> {
+    match node.level.kind(raw) {
+        Kind::Leaf => Some(A::frame(node.single(raw, index))),
+        Kind::Absent => match A::decode_absent(raw) {
+            Some(Absent::ProtNone { frame, .. }) => Some(frame),
+            Some(Absent::Swap { .. } | Absent::Marker(_)) | None => None,
+        },
+        Kind::Empty | Kind::Table => None,
+    }
 }

@@ -96,7 +96,7 @@ fn awaited<'v, P: Platform>(
     if state.is_closed() {
         return Ok(None);
     }
-    let unserved = request.origin == Origin::Kernel && state.scope() == UserfaultScope::UserMode;
+    let unserved = request.origin != Origin::Program && state.scope() == UserfaultScope::UserMode;
     if unserved || state.has(UserfaultFeatures::SIGBUS) {
         return Err(FaultError::Bus);
     }
@@ -107,7 +107,7 @@ fn awaited<'v, P: Platform>(
 fn interrupts(request: &FaultRequest) -> WaitSignals {
     match request.origin {
         Origin::Program => WaitSignals::Signal,
-        Origin::Kernel => WaitSignals::FatalSignal,
+        Origin::Kernel | Origin::Debugger => WaitSignals::FatalSignal,
     }
 }
 
