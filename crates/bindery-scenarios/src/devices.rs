@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use bindery::addr::{Frame, VirtAddr};
+use bindery::addr::{Frame, VirtAddr, VirtRange};
 use bindery::arch::MemoryType;
 use bindery::{
     AddressSpace, Error, FileAccess, FramePiece, FrameRange, FrameSource, Inspection, MapObject,
@@ -21,6 +21,11 @@ pub const DEVICE: Frame = Frame(0x20_0000);
 pub struct Driver {
     pieces: Mutex<Vec<FramePiece>>,
     mappings: AtomicI64,
+    /// The number of mappings that were made.
+    made: AtomicI64,
+    /// The number of mappings at the last count.
+    counted: AtomicI64,
+    moves: Mutex<Vec<(VirtRange, VirtAddr)>>,
 }
 
 // SAFETY: 1. only programs use the frames of the tests' devices, and blocks of the memory that the
@@ -34,10 +39,15 @@ unsafe impl FrameSource for Driver {
 
     fn mapped(&self) {
         self.mappings.fetch_add(1, Ordering::Relaxed);
+        self.made.fetch_add(1, Ordering::Relaxed);
     }
 
     fn unmapped(&self) {
         self.mappings.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn moved(&self, from: VirtRange, to: VirtAddr) {
+        self.moves.lock().unwrap().push((from, to));
     }
 }
 
@@ -54,6 +64,18 @@ impl Driver {
             frames: FrameRange { first, count },
         };
         *self.pieces.lock().unwrap() = pieces.iter().map(piece).collect();
+    }
+
+    /// The number of mappings that were made and of those that were removed, since the last call.
+    pub fn take_made_and_removed(&self) -> (i64, i64) {
+        let (made, now) = (self.made.swap(0, Ordering::Relaxed), self.mappings());
+        (made, made - (now - self.counted.swap(now, Ordering::Relaxed)))
+    }
+
+    /// The moves since the last call: the start and the pages of the source, and the destination.
+    pub fn take_moves(&self) -> Vec<(u64, u64, u64)> {
+        let moves = std::mem::take(&mut *self.moves.lock().unwrap());
+        moves.iter().map(|(from, to)| (from.start().0, from.pages(), to.0)).collect()
     }
 
     pub fn mappings(&self) -> i64 {

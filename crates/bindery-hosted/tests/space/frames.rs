@@ -33,6 +33,9 @@ on_every_architecture! {
     frames_of_the_embedder_stay_while_a_program_maps_them => embedder_frames;
     a_run_of_shown_frames_ends_before_a_folio => beside_a_folio;
     after_a_revoke_the_source_is_asked_again => revoked;
+    a_child_has_the_frames_of_its_parent => forked;
+    forks_beside_revokes_keep_no_frame => forked_beside_revokes;
+    a_writable_private_mapping_is_shown_whole => private_whole;
     faults_beside_revokes_see_no_frame_of_before => revoked_beside_faults;
 }
 
@@ -176,11 +179,10 @@ fn kept_type<A: Walk>() {
             [0u32, 1, 2].map(|n| leaf(&space, AT + u64::from(n) * PAGE_SIZE)),
             [0, 1, 2].map(of)
         );
-        // A child's faults ask the source; a move moves the leaves.
+        // A child has the leaves; a move moves them.
         let child = space.fork().unwrap();
-        assert_eq!(leaf(&child, AT), None);
-        child.fault(VirtAddr(AT), Access::Write).unwrap();
-        assert_eq!(leaf(&child, AT), of(0));
+        assert_eq!((leaf(&child, AT), leaf(&child, AT + PAGE_SIZE)), (of(0), of(1)));
+        assert_eq!(child.fault(VirtAddr(AT), Access::Write), Ok(Resolved::Spurious));
         let (from, to) = (VirtAddr(AT + HUGE), VirtAddr(3 * AT + 16 * PAGE_SIZE));
         space.mremap(from, HUGE, HUGE, Remap::To(to)).unwrap();
         assert_eq!(leaf(&space, to.0), of(512));
@@ -320,6 +322,140 @@ fn revoked<A: Walk>() {
     let memory_object =
         memory.shared_memory(PAGE_SIZE, bindery::Sealing::Forbidden, bindery::Accounting::None);
     assert_eq!(memory_object.unwrap().revoke(0, PAGE_SIZE), Err(Error::Invalid));
+}
+
+/// By the time of the fork, the source has other frames than those that the parent maps.
+fn forked<A: Walk>() {
+    let (machine, memory) = strict::<A>(32 * MIB);
+    let [old, new] = [(); 2].map(|()| memory.allocate_frames(Order(9)).unwrap());
+    let driver = Driver::of(&[(0, old.first, 512), (512, DEVICE, 16)]);
+    let object = memory.frame_object(&driver, 4 * MIB, MemoryType::Normal).unwrap();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    map(&space, &object, &shared(AT, 4 * MIB)).unwrap();
+    map(&space, &object, &MapRequest { protection: Protection::READ, ..shared(2 * AT, HUGE) })
+        .unwrap();
+    for at in [AT, AT + HUGE, 2 * AT + 5 * PAGE_SIZE] {
+        space.fault(VirtAddr(at), Access::Read).unwrap();
+    }
+    space.mprotect(VirtAddr(2 * AT), PAGE_SIZE, Protection::empty()).unwrap();
+    driver.set(&[(0, new.first, 512)]);
+    let child = space.fork().unwrap();
+    let found = |at| [&space, &child].map(|space| leaf(space, at));
+    let huge = |first| Some((first, stored::<A>(MemoryType::Normal), 2));
+    assert_eq!(found(AT), [huge(old.first); 2]);
+    let [ours, theirs] = found(AT + HUGE + 3 * PAGE_SIZE);
+    assert_eq!((ours, theirs.map(|leaf| leaf.0)), (theirs, Some(DEVICE.plus(3))));
+    assert!(matches!(
+        child.inspect(VirtAddr(2 * AT)),
+        Inspection::Absent(Absent::ProtNone { frame, .. }) if frame == old.first
+    ));
+    audit(&machine, &memory, &[&space, &child]);
+    // Both may write at once, and see what the other wrote.
+    let [ours, theirs] = [&space, &child].map(|space| Program::new(&machine, space));
+    ours.store(VirtAddr(AT), 7).unwrap();
+    assert_eq!(theirs.load(VirtAddr(AT)), Ok(7));
+    theirs.store(VirtAddr(AT), 8).unwrap();
+    assert_eq!(ours.load(VirtAddr(2 * AT + PAGE_SIZE)), theirs.load(VirtAddr(2 * AT + PAGE_SIZE)));
+    drop(space);
+    // SAFETY: 1. the test allocated the block; 2. the call refuses a block that a program maps.
+    let free = |block| unsafe { memory.free_frames(block) };
+    assert!(!free(old), "the child maps it");
+    object.revoke(0, u64::MAX).unwrap();
+    assert!(free(old));
+    assert_eq!(leaf(&child, AT), None);
+    child.fault(VirtAddr(AT), Access::Read).unwrap();
+    assert_eq!(leaf(&child, AT), huge(new.first));
+    audit(&machine, &memory, &[&child]);
+}
+
+/// Each block is freed although a child that was forked during the revoke still exists.
+fn forked_beside_revokes<A: Walk>() {
+    let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };
+    let (machine, memory) = memory_with::<A>(config);
+    let driver = Driver::default();
+    let object = memory.frame_object(&driver, 64 * PAGE_SIZE, MemoryType::Normal).unwrap();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    map(&space, &object, &shared(AT, 64 * PAGE_SIZE)).unwrap();
+    // The rounds that the revoker has begun and ended, and the children that were forked.
+    let [begun, ended, forked] = [(); 3].map(|()| std::sync::atomic::AtomicU64::new(0));
+    let rounds = 200;
+    std::thread::scope(|scope| {
+        let forker = scope.spawn(|| {
+            let _cpu = machine.bind(Cpu(1));
+            for round in 1..=rounds {
+                while begun.load(Ordering::Acquire) < round {
+                    std::thread::yield_now();
+                }
+                let child = space.fork().unwrap();
+                forked.store(round, Ordering::Release);
+                while ended.load(Ordering::Acquire) < round {
+                    std::thread::yield_now();
+                }
+                drop(child);
+            }
+        });
+        let _cpu = machine.bind(Cpu(0));
+        let mut unfreed = 0;
+        for round in 1..=rounds {
+            let block = memory.allocate_frames(Order(6)).unwrap();
+            driver.set(&[(0, block.first, 64)]);
+            space.fault(VirtAddr(AT), Access::Write).unwrap();
+            driver.set(&[]);
+            begun.store(round, Ordering::Release);
+            object.revoke(0, 64 * PAGE_SIZE).unwrap();
+            while forked.load(Ordering::Acquire) < round && !forker.is_finished() {
+                std::thread::yield_now();
+            }
+            // SAFETY: 1. the test allocated the block; 2. the block was revoked.
+            unfreed += u32::from(!unsafe { memory.free_frames(block) });
+            ended.store(round, Ordering::Release);
+        }
+        assert_eq!(unfreed, 0, "children map frames that were revoked");
+    });
+    audit(&machine, &memory, &[&space]);
+}
+
+/// Linux's `remap_pfn_range` refuses a part of a mapping that is or may become private and
+/// writable.
+fn private_whole<A: Walk>() {
+    let (machine, memory) = strict::<A>(32 * MIB);
+    let block = memory.allocate_frames(Order(3)).unwrap();
+    let driver = Driver::of(&[(0, block.first, 4), (4, DEVICE, 2), (6, block.first.plus(4), 2)]);
+    let object = memory.frame_object(&driver, 10 * PAGE_SIZE, MemoryType::Normal).unwrap();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let map = |protection, sharing, first: u64, pages: u64| {
+        let request = MapRequest { protection, sharing, ..fixed(AT, pages * PAGE_SIZE - 5) };
+        let source = MapObject { object: &object, offset: first * PAGE_SIZE, access: BOTH };
+        space.mmap_object(&request, &source)
+    };
+    let (ours, shared, invalid) = (Sharing::Private, Sharing::Shared, Err(Error::Invalid));
+    for protection in [READ_WRITE, Protection::READ, Protection::empty()] {
+        // Without the last page, beyond the object, and with a hole in the middle.
+        assert_eq!(map(protection, ours, 0, 9), invalid, "{protection:?}");
+        assert_eq!(map(protection, ours, 8, 1), invalid, "{protection:?}");
+        assert_eq!(map(protection, ours, 7, 4), invalid, "{protection:?}");
+        assert_eq!(space.mapping_count(), 0);
+        assert_eq!(map(protection, shared, 0, 11), Ok(VirtAddr(AT)));
+        space.munmap(VirtAddr(AT), 11 * PAGE_SIZE).unwrap();
+    }
+    driver.set(&[(0, block.first, 4), (5, DEVICE, 1)]);
+    assert_eq!(map(READ_WRITE, ours, 0, 6), invalid);
+    assert_eq!(map(READ_WRITE, ours, 1, 3), Ok(VirtAddr(AT)));
+    // A mapping that was shown whole stays what it is when parts of it are cut, moved, protected.
+    let (at, page) = (VirtAddr(AT + PAGE_SIZE), PAGE_SIZE);
+    space.mprotect(at, page, Protection::READ).unwrap();
+    driver.set(&[]);
+    space.mprotect(at, page, READ_WRITE).unwrap();
+    space.mremap(at, page, page, Remap::To(VirtAddr(2 * AT))).unwrap();
+    let grown = space.mremap(VirtAddr(2 * AT), page, 2 * page, Remap::MayMove);
+    assert_eq!(grown, Err(Error::Fault(VirtAddr(2 * AT + page))));
+    assert_eq!(space.fault(VirtAddr(2 * AT), Access::Write), Err(FaultError::Bus));
+    audit(&machine, &memory, &[&space]);
+    // A private mapping that never becomes writable has no such rule.
+    let registers = memory.frame_object(&driver, page, MemoryType::Device).unwrap();
+    let request = MapRequest { protection: Protection::READ, ..fixed(4 * AT, page) };
+    let source = MapObject { object: &registers, offset: 0, access: BOTH };
+    space.mmap_object(&request, &source).unwrap();
 }
 
 /// A block is freed once no leaf maps it. If a fault had mapped the source's earlier answer, the
@@ -480,6 +616,98 @@ fn the_source_follows_every_mapping() {
         space.mmap_object(&shared(2 * AT + PAGE_SIZE, PAGE_SIZE), &next).unwrap();
         assert_eq!((driver.mappings(), space.mapping_count()), (4, 4));
     });
+}
+
+#[test]
+fn the_source_hears_of_every_move() {
+    with_device(|memory, object, driver| {
+        let space = AddressSpace::new(memory, options()).unwrap();
+        let at = |page: u64| VirtAddr(AT + page * PAGE_SIZE);
+        let told = || (driver.take_made_and_removed(), driver.take_moves());
+        let made_and_removed = |made, removed| ((made, removed), Vec::new());
+        let move_to = |from, pages: u64, to| {
+            let length = pages * PAGE_SIZE;
+            space.mremap(from, length, length, Remap::To(to)).unwrap();
+        };
+        map(&space, object, &shared(AT, 16 * PAGE_SIZE)).unwrap();
+        space.fault(at(0), Access::Write).unwrap();
+        assert_eq!(told(), made_and_removed(1, 0));
+        // Between its neighbors, a mapping moves as it is; past a neighbor, it is made anew.
+        move_to(at(0), 16, at(100));
+        assert_eq!(told(), ((0, 0), vec![(AT, 16, at(100).0)]));
+        space.mmap(&fixed(at(200).0, PAGE_SIZE)).unwrap();
+        move_to(at(100), 16, at(300));
+        assert_eq!(told(), ((1, 1), vec![(at(100).0, 16, at(300).0)]));
+        // A part from the middle: the parts around it are two mappings.
+        move_to(at(304), 4, at(0));
+        assert_eq!((driver.mappings(), space.mapping_count()), (3, 4));
+        assert_eq!(told(), ((3, 1), vec![(at(304).0, 4, AT)]));
+        move_to(at(308), 2, at(20));
+        move_to(at(314), 2, at(30));
+        let moves = vec![(at(308).0, 2, at(20).0), (at(314).0, 2, at(30).0)];
+        assert_eq!(told(), ((4, 2), moves));
+        // A part that is unmapped: at an end, by a smaller size, in the middle.
+        space.munmap(at(310), PAGE_SIZE).unwrap();
+        space.mremap(at(311), 3 * PAGE_SIZE, 2 * PAGE_SIZE, Remap::InPlace).unwrap();
+        assert_eq!(told(), made_and_removed(2, 2));
+        space.munmap(at(1), PAGE_SIZE).unwrap();
+        assert_eq!(told(), made_and_removed(2, 1));
+        // Several mappings, the last of which is sealed.
+        let first = VirtAddr(4 * AT);
+        map(&space, object, &shared(first.0, PAGE_SIZE)).unwrap();
+        map(&space, object, &shared(first.0 + PAGE_SIZE, PAGE_SIZE)).unwrap();
+        space.mseal(VirtAddr(first.0 + PAGE_SIZE), PAGE_SIZE).unwrap();
+        told();
+        let both = space.mremap(first, 2 * PAGE_SIZE, 2 * PAGE_SIZE, Remap::To(at(500)));
+        assert_eq!(both, Err(Error::Sealed(VirtAddr(first.0 + PAGE_SIZE))));
+        let (_, moves) = told();
+        assert_eq!(moves, [(first.0, 1, at(500).0)], "what has really moved");
+        assert_eq!(leaf(&space, first.0), None);
+    });
+}
+
+#[test]
+fn the_source_hears_of_no_move_that_fails() {
+    let (machine, memory) = strict::<X86>(4 * MIB);
+    let driver = Driver::of(&[(0, DEVICE, 16)]);
+    let object = memory.frame_object(&driver, MIB, MemoryType::Device).unwrap();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let (at, length) = (VirtAddr(AT), 16 * PAGE_SIZE);
+    map(&space, &object, &shared(AT, length)).unwrap();
+    space.fault(at, Access::Write).unwrap();
+    driver.take_made_and_removed();
+    let to = VirtAddr(2 * AT);
+    space.mremap(at, length, 2 * length, Remap::MayMove).unwrap_err();
+    space.mremap(at, length, length, Remap::Leave(to)).unwrap_err();
+    space.mremap(at, length, length, Remap::LeaveTo(to)).unwrap_err();
+    for (source, pages) in [(at, 16), (VirtAddr(2 * AT + 4 * PAGE_SIZE), 4)] {
+        let (length, to) = (pages * PAGE_SIZE, VirtAddr(source.0 + AT));
+        for allowed in 0.. {
+            memory.fail_allocations_after(Some(allowed));
+            let moved = space.mremap(source, length, length, Remap::To(to));
+            memory.fail_allocations_after(None);
+            audit(&machine, &memory, &[&space]);
+            if moved == Ok(to) {
+                break;
+            }
+            assert_eq!(moved, Err(Error::OutOfMemory));
+            assert_eq!((driver.take_made_and_removed(), driver.take_moves()), ((0, 0), vec![]));
+        }
+        assert_eq!(driver.take_moves(), [(source.0, pages, to.0)]);
+        driver.take_made_and_removed();
+    }
+    for allowed in 0.. {
+        memory.fail_allocations_after(Some(allowed));
+        let child = space.fork();
+        memory.fail_allocations_after(None);
+        if let Ok(child) = child {
+            assert_eq!(driver.take_made_and_removed(), (3, 0));
+            drop(child);
+            break;
+        }
+        let (made, removed) = driver.take_made_and_removed();
+        assert_eq!(made, removed, "a child that fails has no mappings");
+    }
 }
 
 #[test]

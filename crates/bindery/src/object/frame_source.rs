@@ -8,7 +8,7 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 use crate::Memory;
-use crate::addr::{Frame, PAGE_SHIFT, PageRange};
+use crate::addr::{Frame, PAGE_SHIFT, PageRange, VirtAddr, VirtRange};
 use crate::arch::MemoryType;
 use crate::error::Error;
 use crate::frame::FrameRange;
@@ -71,10 +71,13 @@ impl FramePiece {
 /// Context: spins. [`FrameSource::piece`] is called with the VMA and the object's `invalidate_lock`
 /// held for reading, on any CPU, for several pages at the same time. `mmap`, when it chooses an
 /// address, also calls it with the mutex of an address space held. It answers from its own data and
-/// calls no function of the core. The two notices may be called with the mutex of an address space
-/// and locks of the object held. So they acquire only innermost spin locks, and call no function of
-/// the core either. [`Object::revoke`] is called without a lock that one of the three methods
-/// acquires.
+/// calls no function of the core. The notices may be called with the mutex of an address space and
+/// locks of the object held. So they acquire only innermost spin locks, and call no function of the
+/// core either. [`Object::revoke`] is called without a lock that one of the methods acquires.
+///
+/// A notice is called in the thread of the call or of the exit that it reports, and never for an
+/// error. `mremap` that moves a part of a mapping makes a mapping of it, moves the pages, and
+/// removes the part; if it moves a whole mapping, it may only move that.
 ///
 /// # Safety
 /// 1. From the answer on until [`Object::revoke`] of their pages returns, programs may read and
@@ -88,12 +91,17 @@ pub unsafe trait FrameSource: Send + Sync {
     fn piece(&self, page: u64) -> Option<FramePiece>;
 
     /// Called when a mapping of the object was made: by a call, by `fork`, or because a part was
-    /// split off another mapping (Linux: `vm_operations_struct::open`).
+    /// split off another mapping, for example to be unmapped (Linux: `vm_operations_struct::open`).
     fn mapped(&self) {}
 
-    /// Called when a mapping of the object was removed (Linux: `vm_operations_struct::close`). None
-    /// of its pages is mapped any longer.
+    /// Called when a mapping of the object was removed, or the part of one that was split off
+    /// (Linux: `vm_operations_struct::close`). None of its pages is mapped any longer.
     fn unmapped(&self) {}
+
+    /// Called when `mremap` has moved the mapping at `from`, or this part of a mapping, to `to`.
+    /// The pages are mapped there now, and nothing is mapped at `from`. Both are addresses of the
+    /// process that calls (Linux: `vm_operations_struct::mremap`, which may refuse the move).
+    fn moved(&self, _from: VirtRange, _to: VirtAddr) {}
 }
 
 /// A fixed list of frames as a [`FrameSource`].
@@ -174,12 +182,42 @@ impl<'o> ShownFrames<'o> {
         piece.frame_of(page).map(|_| piece)
     }
 
+    /// Whether the source has all of these pages of an object of `size` pages now.
+    pub(crate) fn has_all(&self, pages: PageRange, size: u64) -> bool {
+        let mut page = pages.first;
+        while page < pages.end {
+            let Some(piece) = self.piece(page, size) else { return false };
+            page = piece.pages().end;
+        }
+        true
+    }
+
     pub(super) fn note_mapped(&self) {
         self.source.mapped();
     }
 
     pub(super) fn note_unmapped(&self) {
         self.source.unmapped();
+    }
+}
+
+impl ObjectState {
+    /// Tells the source of the object's frames, if it has one, that a mapping has lost a part. For
+    /// the source, the part was split off and removed.
+    #[cold]
+    pub(crate) fn note_shortened(&self) {
+        if let Some(frames) = self.frames() {
+            frames.source.mapped();
+            frames.source.unmapped();
+        }
+    }
+
+    /// Tells the source of the object's frames, if it has one, that the pages at `from` have moved.
+    #[cold]
+    pub(crate) fn note_moved(&self, from: VirtRange, to: VirtAddr) {
+        if let Some(frames) = self.frames() {
+            frames.source.moved(from, to);
+        }
     }
 }
 
@@ -196,6 +234,8 @@ impl<P: Platform> Memory<P> {
     ///
     /// A private mapping of [`MemoryType::Normal`] may be writable: the first write to a page
     /// copies it, and the copy is anonymous memory, which is swapped and forked like any other.
+    /// `source` has frames for the whole of such a mapping when it is made; otherwise `mmap` fails
+    /// with [`Error::Invalid`], also for a mapping that is not writable yet.
     /// Only frames of [`Memory::allocate_frames`] can be copied, because the direct map has them; a
     /// private write to any other fails with [`crate::FaultError::Bus`]. A private mapping of any
     /// other memory type is never writable, because the direct map is normal memory.

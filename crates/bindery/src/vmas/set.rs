@@ -219,6 +219,30 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         self.count(vma.flags(), vma.pages() as i64 - before);
     }
 
+    /// Leaves the VMA only `rest`, its lower or its upper end. The pages of the part that it loses
+    /// are unmapped or have moved.
+    #[inline]
+    fn shorten(&mut self, vma: &VmaWriteGuard<'op, P>, rest: VirtRange) {
+        let held = RmapGuard::new(self.platform(), vma);
+        self.shorten_held(vma, rest, &held);
+    }
+
+    /// As [`VmaSet::shorten`], with the VMA's trees locked.
+    #[inline]
+    pub(crate) fn shorten_held(
+        &mut self,
+        vma: &VmaWriteGuard<'op, P>,
+        rest: VirtRange,
+        held: &RmapGuard<'_, P>,
+    ) {
+        self.resize_held(vma, rest.start().0, rest.end().0, held);
+        if vma.has(MappingFlags::FRAMES)
+            && let Some(object) = vma.object()
+        {
+            object.note_shortened();
+        }
+    }
+
     /// Looks up the neighbors of a VMA, for [`VmaSet::slide_held`].
     #[inline]
     pub(crate) fn between(&self, vma: &'op Vma) -> Between<'op> {
@@ -385,9 +409,9 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
             // 2. this is its only guard: each VMA is visited once.
             let vma = unsafe { vma.written(self.platform()) };
             if vma.start() < range.start().0 {
-                self.resize(&vma, vma.start(), range.start().0);
+                self.shorten(&vma, VirtRange::raw(vma.start(), range.start().0));
             } else if vma.end() > range.end().0 {
-                self.resize(&vma, range.end().0, vma.end());
+                self.shorten(&vma, VirtRange::raw(range.end().0, vma.end()));
             } else {
                 self.remove(vma);
                 continue;

@@ -24,11 +24,12 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// mappings stay shared. The child has no locked memory, no `MADV_DONTFORK` mappings, and empty
     /// `MADV_WIPEONFORK` mappings.
     ///
-    /// No entries are copied for a mapping that never had a private page or a guard. The child's
-    /// faults in such a mapping map the same pages as the parent's.
+    /// No entries are copied for a mapping that never had a private page or a guard, unless it shows
+    /// frames of a [`crate::FrameSource`]. The child's faults in such a mapping map the same pages
+    /// as the parent's.
     ///
     /// Context: may sleep. Complexity: linear in the number of mappings, and in the number of runs
-    /// in mappings with private pages; one write to a folio's counts per run, one invalidation per
+    /// in mappings with private pages or of frames; one write to a folio's counts per run, one invalidation per
     /// 64 tables.
     ///
     /// # Errors
@@ -165,7 +166,9 @@ impl<'m, P: Platform> ForkCopies<'_, '_, 'm, P> {
         // The write-protection of shared memory is recorded only in its entries, so they are
         // copied.
         let marked = flags.contains(MappingFlags::USERFAULT_WRITE_PROTECT);
-        if wiped || group.is_none() && !guarded && !marked {
+        // By now the source may name other frames than those that the parent maps, or none.
+        let shown = flags.contains(MappingFlags::FRAMES);
+        if wiped || group.is_none() && !guarded && !marked && !shown {
             return Ok(());
         }
         let copied = if vma.is_shared() { Copied::Shared } else { Copied::Private };

@@ -7,7 +7,7 @@ use core::ops::Range;
 use core::ptr::NonNull;
 
 use crate::Memory;
-use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
+use crate::addr::{PAGE_SHIFT, PAGE_SIZE, PageRange, VirtAddr, VirtRange};
 use crate::arch::{Arch, MemoryType};
 use crate::commit::Overcommit;
 use crate::error::{Error, Failure};
@@ -132,8 +132,9 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// As [`AddressSpace::mmap`]; also [`Error::Unaligned`] and [`Error::TooLarge`] for the offset,
     /// [`Error::AccessDenied`] if the object was not opened for such access or if device memory
     /// would be executable ([`crate::arch::MemoryType::is_executable`]), [`Error::SealForbids`] for
-    /// a shared writable mapping of an object that is sealed against writing, and
-    /// [`Error::Invalid`] for an object of another [`crate::Memory`].
+    /// a shared writable mapping of an object that is sealed against writing, [`Error::Invalid`]
+    /// for an object of another [`crate::Memory`], and the errors that
+    /// [`crate::Memory::frame_object`] adds for private mappings.
     pub fn mmap_object(
         &self,
         request: &MapRequest,
@@ -483,6 +484,17 @@ pub(in crate::space) fn admit<'a, P: Platform>(
             return Err(Error::Invalid);
         }
         may -= MappingFlags::MAY_WRITE;
+    }
+    if !shared
+        && may.contains(MappingFlags::MAY_WRITE)
+        && let Some(frames) = frames
+    {
+        // As Linux's `remap_pfn_range` for a mapping that is or may become private and writable.
+        let (first, count) = (source.offset >> PAGE_SHIFT, request.length.div_ceil(PAGE_SIZE));
+        let pages = PageRange::from_count(first, count);
+        if !frames.has_all(pages, source.object.state().size_in_pages()) {
+            return Err(Error::Invalid);
+        }
     }
     if frames.is_some_and(|frames| !frames.memory.is_executable()) {
         if request.protection.contains(Protection::EXECUTE) {

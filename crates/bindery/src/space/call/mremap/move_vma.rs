@@ -59,6 +59,25 @@ pub(super) fn move_vma<'op, 'm, P: Platform>(
     if vma.userfault_pointer().is_some() {
         return call.move_served(op, vma, target);
     }
+    let moved = move_unserved(op, call, vma, target)?;
+    if vma.has(MappingFlags::FRAMES)
+        && let Some(object) = vma.object()
+    {
+        object.note_moved(source, moved);
+    }
+    Ok(moved)
+}
+
+/// As [`move_vma`], for a VMA without a userfaultfd.
+#[inline(always)]
+fn move_unserved<'op, 'm, P: Platform>(
+    op: &mut Op<'op, 'm, P>,
+    call: &mut RemapCall<'m, P>,
+    vma: &'op Vma,
+    target: VirtRange,
+) -> Result<VirtAddr, Failure> {
+    let RemapPlan { source, .. } = call.plan;
+    let stays = call.plan.keeps_source();
     if !stays && source.covers(vma.range()) {
         let between = op.vmas.between(vma);
         if between.free.start <= target.start().0
@@ -281,9 +300,9 @@ fn cut_away<'op, 'm, P: Platform>(
     if source.covers(outer) {
         vmas.remove_held(vma, held);
     } else if below {
-        vmas.resize_held(&vma, outer.start().0, source.start().0, held);
+        vmas.shorten_held(&vma, VirtRange::raw(outer.start().0, source.start().0), held);
     } else {
-        vmas.resize_held(&vma, source.end().0, outer.end().0, held);
+        vmas.shorten_held(&vma, VirtRange::raw(source.end().0, outer.end().0), held);
     }
     if let Some(upper) = upper {
         debug_assert_eq!(upper.end(), outer.end().0);
