@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
+use bindery::addr::{Frame, Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::{Absent, Arch, Level, MemoryType};
 use bindery::platform::Cpu;
 use bindery::{
@@ -36,6 +36,7 @@ on_every_architecture! {
     a_child_has_the_frames_of_its_parent => forked;
     forks_beside_revokes_keep_no_frame => forked_beside_revokes;
     a_writable_private_mapping_is_shown_whole => private_whole;
+    frames_on_both_sides_of_8_tib_are_hidden => hidden_high;
     faults_beside_revokes_see_no_frame_of_before => revoked_beside_faults;
 }
 
@@ -456,6 +457,50 @@ fn private_whole<A: Walk>() {
     let request = MapRequest { protection: Protection::READ, ..fixed(4 * AT, page) };
     let source = MapObject { object: &registers, offset: 0, access: BOTH };
     space.mmap_object(&request, &source).unwrap();
+}
+
+/// An entry without access stores the frames above 2^43 in another way than those below.
+fn hidden_high<A: Walk>() {
+    let (machine, memory) = strict::<A>(32 * MIB);
+    let first = Frame(0x8000_0000 - 24);
+    let driver = Driver::of(&[(0, first, 48), (48, Frame(0x9000_0000), 16)]);
+    let device = stored::<A>(MemoryType::Device);
+    let object = memory.frame_object(&driver, MIB, MemoryType::Device).unwrap();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let (at, length) = (VirtAddr(AT), 64 * PAGE_SIZE);
+    let frame = |page| if page < 48 { first.plus(page) } else { Frame(0x9000_0000 + page - 48) };
+    let hidden = |space: &AddressSpace<'_, _>, start: VirtAddr, pages: std::ops::Range<u32>| {
+        for page in pages {
+            let found = space.inspect(VirtAddr(start.0 + u64::from(page) * PAGE_SIZE));
+            let Inspection::Absent(Absent::ProtNone { frame: found, memory, .. }) = found else {
+                panic!("{page}: {found:?}")
+            };
+            assert_eq!((found, memory), (frame(page), device), "{page}");
+        }
+    };
+    map(&space, &object, &shared(AT, length)).unwrap();
+    space.fault(at, Access::Write).unwrap();
+    space.fault(VirtAddr(AT + 48 * PAGE_SIZE), Access::Write).unwrap();
+    space.mprotect(at, length, Protection::empty()).unwrap();
+    hidden(&space, at, 0..64);
+    let child = space.fork().unwrap();
+    hidden(&child, at, 0..64);
+    let to = VirtAddr(3 * AT + 5 * PAGE_SIZE);
+    space.mremap(at, length, length, Remap::To(to)).unwrap();
+    hidden(&space, to, 0..64);
+    audit(&machine, &memory, &[&space, &child]);
+    space.munmap(VirtAddr(to.0 + 20 * PAGE_SIZE), PAGE_SIZE).unwrap();
+    space.mprotect(to, 20 * PAGE_SIZE, READ_WRITE).unwrap();
+    let rest = VirtAddr(to.0 + 21 * PAGE_SIZE);
+    space.mprotect(rest, 43 * PAGE_SIZE, Protection::READ).unwrap();
+    for page in (0..64).filter(|page| *page != 20) {
+        let found = leaf(&space, to.0 + u64::from(page) * PAGE_SIZE);
+        assert_eq!(found, Some((frame(page), device, 1)), "{page}");
+    }
+    audit(&machine, &memory, &[&space, &child]);
+    object.revoke(0, u64::MAX).unwrap();
+    assert_eq!(child.inspect(at), Inspection::Empty);
+    audit(&machine, &memory, &[&space, &child]);
 }
 
 /// A block is freed once no leaf maps it. If a fault had mapped the source's earlier answer, the

@@ -2,12 +2,14 @@
 //! every architecture leaves all bits but the valid bit to software.
 //!
 //! ```text
-//! 63..50  49 ............ 12  11 ... 7          6         5                4          3           2..1  0
-//! 0       slot or frame       device, marker    accessed  exclusive/dirty  userfault  soft-dirty  kind  0
+//! 63..51  50..44  43  42..12   11 ... 7          6         5                4          3           2..1  0
+//! 0       number  0   number   device, marker    accessed  exclusive/dirty  userfault  soft-dirty  kind  0
 //! ```
 //!
-//! The kind is never 0, so no absent entry equals the empty one. A mask of offset bits may be
-//! stored inverted ([`Arch::ABSENT_FLIP`]).
+//! The number is that of a slot or of a frame. The kind is never 0, so no absent entry equals the
+//! empty one. A mask of the number's bits may be stored inverted ([`Arch::ABSENT_FLIP`]). Bit 43 is
+//! then always 1. So a processor whose cache compares 44 bits of an address takes no inverted entry
+//! for memory below 2^43, whatever the number.
 
 use super::{Arch, Attributes, Entry, MemoryType};
 use crate::addr::Frame;
@@ -25,9 +27,13 @@ const DIRTY: u64 = 1 << 5;
 pub(crate) const ACCESSED: u64 = 1 << 6;
 const TYPE_SHIFT: u32 = 7;
 const TYPE_MASK: u64 = 0x1f << TYPE_SHIFT;
-const OFFSET_SHIFT: u32 = 12;
-/// The number of bits of a swap offset.
-const OFFSET_BITS: u32 = 38;
+const NUMBER_SHIFT: u32 = 12;
+/// The number of bits below the bit that is always 0.
+const LOW_BITS: u32 = 31;
+const LOW: u64 = (1 << LOW_BITS) - 1;
+/// The greatest slot.
+const LAST_SLOT: u64 = (1 << 38) - 1;
+const LAST_FRAME: u64 = u32::MAX as u64;
 
 /// The meaning of an absent entry.
 ///
@@ -83,6 +89,17 @@ pub enum Marker {
     Guard,
 }
 
+/// The bits of the number of a slot or a frame in an entry that is not inverted.
+const fn number_bits(number: u64) -> u64 {
+    (number & LOW | (number & !LOW) << 1) << NUMBER_SHIFT
+}
+
+/// The number with these bits, as from [`number_bits`].
+const fn number_of(bits: u64) -> u64 {
+    let bits = bits >> NUMBER_SHIFT;
+    bits & LOW | (bits & !LOW) >> 1
+}
+
 const fn flag(set: bool, bit: u64) -> u64 {
     if set { bit } else { 0 }
 }
@@ -99,7 +116,7 @@ pub trait AbsentFormat: Arch {
                     | flag(userfault, USERFAULT)
                     | flag(exclusive, EXCLUSIVE)
                     | (u64::from(device) << TYPE_SHIFT) & TYPE_MASK
-                    | (slot & ((1 << OFFSET_BITS) - 1)) << OFFSET_SHIFT
+                    | number_bits(slot & LAST_SLOT)
             }
             Absent::Marker(marker) => {
                 let number: u64 = match marker {
@@ -116,7 +133,7 @@ pub trait AbsentFormat: Arch {
                     | flag(userfault, USERFAULT)
                     | flag(dirty, DIRTY)
                     | flag(accessed, ACCESSED)
-                    | u64::from(frame.0) << OFFSET_SHIFT
+                    | number_bits(u64::from(frame.0))
             }
         };
         Entry(plain ^ Self::ABSENT_FLIP)
@@ -143,18 +160,18 @@ pub trait AbsentFormat: Arch {
         let soft_dirty = plain & SOFT_DIRTY != 0;
         let userfault = plain & USERFAULT != 0;
         let number = (plain & TYPE_MASK) >> TYPE_SHIFT;
-        let offset = |bits: u32| ((1 << bits) - 1) << OFFSET_SHIFT;
+        let (slots, frames) = (number_bits(LAST_SLOT), number_bits(LAST_FRAME));
         let (absent, used) = match plain & KIND_MASK {
             // Without the feature, no such entry exists.
             SWAP if cfg!(feature = "swap") => {
                 let swap = Absent::Swap {
                     device: number as u8,
-                    slot: (plain & offset(OFFSET_BITS)) >> OFFSET_SHIFT,
+                    slot: number_of(plain & slots),
                     exclusive: plain & EXCLUSIVE != 0,
                     soft_dirty,
                     userfault,
                 };
-                (swap, SOFT_DIRTY | USERFAULT | EXCLUSIVE | TYPE_MASK | offset(OFFSET_BITS))
+                (swap, SOFT_DIRTY | USERFAULT | EXCLUSIVE | TYPE_MASK | slots)
             }
             MARKER => {
                 let marker = match number {
@@ -167,7 +184,7 @@ pub trait AbsentFormat: Arch {
             }
             HIDDEN => {
                 let hidden = Absent::ProtNone {
-                    frame: Frame((plain >> OFFSET_SHIFT) as u32),
+                    frame: Frame(number_of(plain & frames) as u32),
                     accessed: plain & ACCESSED != 0,
                     dirty: plain & DIRTY != 0,
                     soft_dirty,
@@ -175,7 +192,7 @@ pub trait AbsentFormat: Arch {
                     memory: MemoryType::of_number(number)?,
                 };
                 let used = SOFT_DIRTY | USERFAULT | DIRTY | ACCESSED | TYPE_MASK;
-                (hidden, used | offset(u32::BITS))
+                (hidden, used | frames)
             }
             _ => return None,
         };
@@ -196,16 +213,29 @@ pub trait AbsentFormat: Arch {
     }
 
     /// The difference between the absent `entry` and its successor in a run: the next slot or
-    /// frame; zero for markers, which are all equal.
+    /// frame; zero for markers, which are all equal. No run continues from a number below a multiple
+    /// of 2^31 to that multiple, because the bit between the number's parts does not carry.
     #[inline]
     fn absent_step(entry: Entry) -> u64 {
         let plain = entry.0 ^ Self::ABSENT_FLIP;
         match plain & KIND_MASK {
             MARKER => 0,
             // An inverted field counts down.
-            _ if Self::ABSENT_FLIP != 0 => 0u64.wrapping_sub(1 << OFFSET_SHIFT),
-            _ => 1 << OFFSET_SHIFT,
+            _ if Self::ABSENT_FLIP != 0 => 0u64.wrapping_sub(1 << NUMBER_SHIFT),
+            _ => 1 << NUMBER_SHIFT,
         }
+    }
+
+    /// The absent entry whose slot or frame is `count` after that of `first`; markers are all
+    /// equal.
+    fn nth_absent(first: Entry, count: u32) -> Entry {
+        let plain = first.0 ^ Self::ABSENT_FLIP;
+        if plain & KIND_MASK == MARKER {
+            return first;
+        }
+        let all = number_bits(LAST_SLOT);
+        let number = number_of(plain & all).wrapping_add(u64::from(count)) & LAST_SLOT;
+        Entry((plain & !all | number_bits(number)) ^ Self::ABSENT_FLIP)
     }
 
     /// The bits in which absent neighbors of one run must agree (after

@@ -310,12 +310,13 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
         page_entry::page_entry(frame, level, attributes)
     }
 
-    /// The entry of the page `count` pages after that of `first`, a leaf or a `PROT_NONE` entry of
-    /// the same folio.
+    /// The entry of the page `count` pages after that of `first`, a leaf or an absent entry.
     #[inline]
     fn nth_page(first: Entry, count: u32) -> Entry {
-        let step = if first.0 & Self::PRESENT != 0 { Self::STEP } else { Self::absent_step(first) };
-        Entry(first.0.wrapping_add(step.wrapping_mul(u64::from(count))))
+        if first.0 & Self::PRESENT == 0 {
+            return Self::nth_absent(first, count);
+        }
+        Entry(first.0.wrapping_add(Self::STEP.wrapping_mul(u64::from(count))))
     }
 
     /// Whether the present `entry`, read at `level`, points to a table.

@@ -384,25 +384,19 @@ mod tests {
 
     #[test]
     fn no_absent_entry_points_at_low_memory() {
-        // L1 terminal fault: the processor interprets the bits as a frame, regardless of bit 0. All
-        // memory with a frame number lies below 2^44.
+        // L1 terminal fault: the processor interprets the bits as a frame, regardless of bit 0. An
+        // entry without access names the inverse of its frame, and a swap entry that of its slot.
+        // The cache of an affected processor has addresses of 44 bits or more.
+        let entries =
+            [0, 1, 0x1234_5678, (1 << 31) - 1, 1 << 31, 0x9abc_def0, u32::MAX - 1, u32::MAX]
+                .map(|frame| A::encode_prot_none(Frame(frame), Attributes::default()));
+        let slots = [0, (1 << 31) - 1, 1 << 31, 0x12_3456_789a, (1 << 38) - 1].map(|slot| {
+            let (exclusive, soft_dirty, userfault) = (true, false, false);
+            A::encode_absent(Absent::Swap { device: 1, slot, exclusive, soft_dirty, userfault })
+        });
         let marker = A::encode_absent(Absent::Marker(Marker::Guard));
-        let swap = Absent::Swap {
-            device: 1,
-            slot: (1 << 38) - 1,
-            exclusive: true,
-            soft_dirty: false,
-            userfault: false,
-        };
-        for entry in [marker, A::encode_absent(swap)] {
-            assert!(entry.0 & FRAME_MASK >= 1 << 44);
-        }
-        // An entry without access names the inverse of its frame. A processor whose cache has
-        // addresses of 44 bits takes that for memory below 2^43 only if the frame lies above.
-        for frame in [0, 1, 0x1234_5678, (1 << 31) - 1] {
-            let entry = A::encode_prot_none(Frame(frame), Attributes::default());
-            assert!(entry.0 & FRAME_MASK >= 1 << 44, "{frame:#x}");
-            assert!(entry.0 & 1 << 43 != 0, "{frame:#x}");
+        for entry in entries.into_iter().chain(slots).chain([marker]) {
+            assert!(entry.0 & FRAME_MASK >= 1 << 43 && entry.0 & 1 << 43 != 0, "{entry:?}");
         }
     }
 }

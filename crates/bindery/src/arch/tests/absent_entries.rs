@@ -8,7 +8,7 @@ const MARKERS: [Marker; 3] = [Marker::UserfaultWriteProtect, Marker::Poison, Mar
 pub(super) fn some_absent() -> impl Iterator<Item = Absent> {
     let flags =
         || (0..16).map(|n| (BOOLS[n & 1], BOOLS[n >> 1 & 1], BOOLS[n >> 2 & 1], BOOLS[n >> 3 & 1]));
-    let numbers = [(0, 0), (31, (1 << 38) - 1), (5, 0x12_3456_789a)];
+    let numbers = [(0, 0), (31, (1 << 38) - 1), (5, 0x12_3456_789a), (7, 0x7fff_fffe)];
     let swap = flags().flat_map(move |(exclusive, soft_dirty, userfault, _)| {
         numbers.into_iter().map(move |(device, slot)| Absent::Swap {
             device,
@@ -19,7 +19,7 @@ pub(super) fn some_absent() -> impl Iterator<Item = Absent> {
         })
     });
     let prot_none = flags().flat_map(|(accessed, dirty, soft_dirty, userfault)| {
-        let frames = [0, 0x1234_5678, u32::MAX].into_iter();
+        let frames = [0, 0x1234_5678, 0x7fff_ffff, 0x8000_0000, u32::MAX].into_iter();
         frames.flat_map(|frame| MemoryType::ALL.map(|memory| (frame, memory))).map(
             move |(frame, memory)| Absent::ProtNone {
                 frame: Frame(frame),
@@ -59,7 +59,7 @@ pub(super) fn absent_neighbors_are_one_step_apart<A: Arch>() {
             }
             mut hidden @ Absent::ProtNone { .. } => {
                 let Absent::ProtNone { frame, .. } = &mut hidden else { continue };
-                if frame.0 == u32::MAX {
+                if matches!(frame.0, 0x7fff_ffff | u32::MAX) {
                     continue;
                 }
                 *frame = frame.plus(1);
@@ -69,7 +69,19 @@ pub(super) fn absent_neighbors_are_one_step_apart<A: Arch>() {
         let entry = A::encode_absent(absent);
         let stepped = Entry(entry.0.wrapping_add(A::absent_step(entry)));
         assert_eq!(A::decode_absent(stepped), Some(next));
+        assert_eq!(A::nth_absent(entry, 1), stepped);
     }
+}
+
+/// The numbers on the two sides of a multiple of 2^31 are no neighbors in a run.
+pub(super) fn any_number_is_reached_but_runs_end<A: Arch>() {
+    let hidden = |frame| A::encode_prot_none(Frame(frame), Attributes::default());
+    for (from, to) in [(0, u32::MAX), (0x7fff_ffff, 0x8000_0000), (7, 0x9000_0007)] {
+        assert_eq!(A::nth_page(hidden(from), to - from), hidden(to));
+    }
+    let (below, above) = (hidden(0x7fff_ffff), hidden(0x8000_0000));
+    let stepped = below.0.wrapping_add(A::absent_step(below));
+    assert_ne!((stepped ^ above.0) & A::absent_compare_mask(below), 0);
 }
 
 pub(super) fn prot_none_leaves_gather_what_they_recorded<A: Arch>() {

@@ -34,6 +34,7 @@ macro_rules! architecture {
             what_was_not_there_needs_no_break
             absent_entries_are_read_back_and_never_empty_or_present
             absent_neighbors_are_one_step_apart
+            any_number_is_reached_but_runs_end
             prot_none_leaves_gather_what_they_recorded
             stripping_userfault_leaves_nothing_of_it
             soft_dirty_marks_pages_but_not_markers
