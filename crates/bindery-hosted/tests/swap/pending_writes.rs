@@ -56,6 +56,40 @@ fn a_write_waits_before_its_first_byte() {
     }
 }
 
+/// Pages that leave again, while the write waits for others, are waited for once more and not with
+/// the changes locked.
+#[test]
+fn pages_that_leave_again_are_waited_for() {
+    for times in [1, 3] {
+        with_shared(|swapping, device, object| {
+            let from = vec![0x44; LENGTH];
+            let mut write = PendingWrite::new(&object, 0, LENGTH).unwrap();
+            let (mut ready, mut waits) = (None, 0_u64);
+            while let Step::Blocked(wait) = write.step(ready.take(), &from).unwrap() {
+                ready = Some(until_ready(swapping, device, wait, true));
+                waits += 1;
+                // The last page of a round has come, and two others leave. The write holds the two
+                // that it has waited for last.
+                let round = waits.checked_sub(PAGES).filter(|after| after.is_multiple_of(2));
+                if let Some(first) = round.filter(|first| *first < 2 * times) {
+                    let at = AT + first * PAGE as u64;
+                    swapping.served(device, || {
+                        // Only pages that are mapped are paged out.
+                        swapping.assert_filled(at, 2, AT + first);
+                        swapping.page_out(at, 2);
+                    });
+                    assert_eq!(object.swapped_pages(), 3, "and the one that has just come");
+                }
+            }
+            assert_eq!((write.moved(), waits), (LENGTH, PAGES + 2 * times));
+            let mut into = vec![0; LENGTH];
+            assert_eq!(object.read(0, &mut into), Ok(LENGTH));
+            assert!(into == from);
+            audit(swapping.machine, swapping.memory, &[swapping.space]);
+        });
+    }
+}
+
 #[test]
 fn a_dropped_write_leaves_the_page_in_swap() {
     with_shared(|swapping, device, object| {

@@ -34,6 +34,10 @@ use super::wait::{Stop, Wait};
 /// The maximum number of pages that one lookup in the page index covers.
 const LOOKED_AT: u64 = 512;
 
+/// The maximum number of times that a write looks for pages in swap from its first page on, because
+/// reclaim may evict pages while the write waits for others.
+const ROUNDS: u8 = 8;
+
 /// A write of an object, and its progress.
 pub(crate) struct WriteSteps<'m, P: Platform> {
     object: Object<'m, P>,
@@ -50,6 +54,10 @@ pub(crate) struct WriteSteps<'m, P: Platform> {
     is_over: bool,
     /// For shared memory: the page from which on pages may still be in swap.
     unprepared: u64,
+    /// Whether the write has waited for a page in swap since it last began with its first page.
+    has_waited: bool,
+    /// The number of times that it has begun there again.
+    rounds: u8,
     /// The measures against a lack of memory that were taken so far.
     attempts: Attempts,
     /// The pages that were last waited for are held until they are written, because the first and
@@ -82,6 +90,8 @@ impl<'m, P: Platform> WriteSteps<'m, P> {
             before: 0,
             is_over: false,
             unprepared: offset >> PAGE_SHIFT,
+            has_waited: false,
+            rounds: 0,
             attempts: Attempts::for_content(object.memory),
             kept: [None, None],
         })
@@ -172,7 +182,8 @@ impl<'m, P: Platform> WriteSteps<'m, P> {
     }
 
     /// Swaps in the pages of the write, unless writing is forbidden. The write then waits for no
-    /// page with the changes held, unless reclaim evicts some of the pages again.
+    /// page with the changes held. Pages that reclaim has evicted during a wait are swapped in
+    /// again, up to [`ROUNDS`] times, and the write waits for those that are evicted after that.
     fn prepare(&mut self, at: u64) -> Result<(), Stop> {
         let (memory, object) = (self.object.memory, self.object.state());
         if object.is_file() || object.pages.swapped() == 0 {
@@ -184,8 +195,14 @@ impl<'m, P: Platform> WriteSteps<'m, P> {
         let mut page = self.unprepared;
         let end = pages_of(at + length as u64);
         let prepared = loop {
-            if page >= end || object.pages.swapped() == 0 {
+            if object.pages.swapped() == 0 {
                 break Ok(());
+            }
+            if page >= end {
+                if !self.has_waited || self.rounds == ROUNDS {
+                    break Ok(());
+                }
+                (self.has_waited, self.rounds, page) = (false, self.rounds + 1, at >> PAGE_SHIFT);
             }
             let look = |index: &PageIndex| index.run(page, (end - page).min(LOOKED_AT));
             match object.pages.look(memory.platform(), look) {
@@ -199,6 +216,7 @@ impl<'m, P: Platform> WriteSteps<'m, P> {
             }
         };
         self.unprepared = page;
+        self.has_waited |= matches!(prepared, Err(Stop::Wait(_)));
         match prepared {
             Err(Stop::Failed(Failure::Refused(error))) => Ok(self.end_before(page, error)?),
             other => other,
@@ -223,6 +241,7 @@ impl<'m, P: Platform> WriteSteps<'m, P> {
     /// The bytes after those at which the source has stopped form another write.
     fn go_on_from_here(&mut self) {
         self.unprepared = (self.offset + self.done as u64) >> PAGE_SHIFT;
+        (self.has_waited, self.rounds) = (false, 0);
         if self.done > self.before {
             self.attempts = Attempts::for_content(self.object.memory);
         }
