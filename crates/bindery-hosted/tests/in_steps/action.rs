@@ -32,6 +32,18 @@ pub struct Cells {
     pub count: u64,
 }
 
+/// Cells that are copied between two processes.
+#[derive(Clone, Copy, Debug)]
+pub struct Copied {
+    /// The cells of the caller.
+    pub here: Cells,
+    /// The first cell of the other process.
+    pub there: u64,
+    pub other: u8,
+    /// Whether the caller gets the cells.
+    pub is_from_other: bool,
+}
+
 /// The pages that `mmap` provides at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Provided {
@@ -61,6 +73,12 @@ pub enum What {
     Load(Cells),
     /// Copies to the program, with this value.
     Fill(Cells, u8),
+    /// Between a process and another one.
+    Copy(Copied),
+    /// What a process has on the swap device comes back.
+    SwapIn,
+    /// What the shared memory has there comes back.
+    SwapInObjects,
     /// Page, and whether it is written.
     Touch(u64, bool),
     /// The number of the object first.
@@ -135,6 +153,15 @@ fn object_cells() -> impl Strategy<Value = Cells> {
         .prop_map(move |(first, count)| Cells { first, count: count.min(most - first) })
 }
 
+fn copied() -> impl Strategy<Value = Copied> {
+    (cells(), cells(), any::<u8>(), any::<bool>()).prop_map(
+        |(here, there, other, is_from_other)| {
+            let here = Cells { count: here.count.min(there.count), ..here };
+            Copied { here, there: there.first, other, is_from_other }
+        },
+    )
+}
+
 fn kind() -> impl Strategy<Value = Kind> {
     select(vec![Kind::Anonymous, Kind::Private, Kind::Shared(0), Kind::Shared(1)])
 }
@@ -162,6 +189,9 @@ fn what() -> impl Strategy<Value = What> {
         4 => span().prop_map(What::Store),
         8 => cells().prop_map(What::Load),
         10 => (cells(), 0..63_u8).prop_map(|(c, v)| What::Fill(c, v)),
+        6 => copied().prop_map(What::Copy),
+        2 => Just(What::SwapIn),
+        1 => Just(What::SwapInObjects),
         6 => (page(), any::<bool>()).prop_map(|(p, w)| What::Touch(p, w)),
         6 => (object.clone(), object_cells()).prop_map(|(o, c)| What::Read(o, c)),
         8 => (object, object_cells(), 0..63_u8).prop_map(|(o, c, v)| What::Write(o, c, v)),

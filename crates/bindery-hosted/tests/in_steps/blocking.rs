@@ -45,6 +45,31 @@ impl World<'_, '_> {
                     self.forget(by, cells, most);
                 }
             }
+            What::Copy(copied) => {
+                let other = self.space(self.other(copied));
+                let (here, there) = (at(copied.here), VirtAddr(AT + copied.there * CELL));
+                let bytes = copied.here.count * CELL;
+                let result = server.with(|| {
+                    if copied.is_from_other {
+                        space.copy_from(here, other, there, bytes)
+                    } else {
+                        space.copy_to(here, other, there, bytes)
+                    }
+                });
+                let done = result.map_or_else(|error| error.copied, |()| bytes) / CELL;
+                self.copied(by, copied, 0..done, true);
+                self.observe();
+                let is_reached = done < copied.here.count && self.is_copied(by, copied, done);
+                assert!(!is_reached || self.failed() > failed, "a copy fails: {result:?}");
+            }
+            What::SwapIn => {
+                let back = server.with(|| space.swap_in_area(&self.area));
+                assert!(back.is_ok() || self.failed() > failed, "a swap-in fails: {back:?}");
+            }
+            What::SwapInObjects => {
+                let back = server.with(|| self.memory.swap_in_objects(&self.area));
+                assert!(back.is_ok() || self.failed() > failed, "a swap-in fails: {back:?}");
+            }
             What::Touch(page, writes) => {
                 let access = if writes { Access::Write } else { Access::Read };
                 let resolved = server.with(|| space.fault(address(page), access));

@@ -89,6 +89,9 @@ pub fn raw(what: What) -> (Call, [u64; 6]) {
         What::Store(span) => with(Call::Msync, span, 4),
         What::Load(_)
         | What::Fill(..)
+        | What::Copy(_)
+        | What::SwapIn
+        | What::SwapInObjects
         | What::Touch(..)
         | What::Read(..)
         | What::Write(..)
@@ -147,6 +150,9 @@ impl World<'_, '_> {
             What::Advise(..) => Expected { alone: otherwise(), otherwise: Vec::new() },
             What::Load(_)
             | What::Fill(..)
+            | What::Copy(_)
+            | What::SwapIn
+            | What::SwapInObjects
             | What::Touch(..)
             | What::Read(..)
             | What::Write(..)
@@ -212,6 +218,9 @@ impl World<'_, '_> {
             What::Advise(..) | What::Store(_) => {}
             What::Load(_)
             | What::Fill(..)
+            | What::Copy(_)
+            | What::SwapIn
+            | What::SwapInObjects
             | What::Touch(..)
             | What::Read(..)
             | What::Write(..)

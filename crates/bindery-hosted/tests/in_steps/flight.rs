@@ -2,8 +2,9 @@
 
 use bindery::arch::KeyRights;
 use bindery::{
-    Access, CallPoll, CallReady, CallWait, FaultPoll, FaultReady, FaultWait, ParkedOn, PendingRead,
-    PendingUserCopy, PendingWrite, Step, TriedFault, Writeback,
+    Access, CallPoll, CallReady, CallWait, FaultPoll, FaultReady, FaultWait, ParkedOn, PendingCopy,
+    PendingObjectSwapIn, PendingRead, PendingSwapIn, PendingUserCopy, PendingWrite, Step,
+    TriedFault, Writeback,
 };
 use bindery_linux::{CallStep, PendingCall};
 
@@ -22,6 +23,9 @@ enum Body<'m> {
     Call(Box<PendingCall<'m, P>>, Expected, Made),
     Load(PendingUserCopy, Vec<u8>),
     Fill(PendingUserCopy, Vec<u8>),
+    Copy(Box<PendingCopy>),
+    SwapIn(PendingSwapIn),
+    SwapInObjects(PendingObjectSwapIn<'m, P>),
     Touch,
     Read(PendingRead<'m, P>, Vec<u8>),
     Write(PendingWrite<'m, P>, Vec<u8>),
@@ -59,6 +63,8 @@ pub struct Flight<'w, 'm> {
     born: u64,
     /// The failed answers at that time.
     failed: u64,
+    /// Whether no step has been taken yet.
+    is_first: bool,
     /// Whether mappings or objects have changed in between.
     pub is_disturbed: bool,
 }
@@ -76,7 +82,12 @@ impl Flight<'_, '_> {
             Body::Load(copy, _) | Body::Fill(copy, _) => copy.copied(),
             Body::Read(read, _) => read.moved(),
             Body::Write(write, _) => write.moved(),
-            Body::Call(..) | Body::Touch | Body::Sync(_) => 0,
+            Body::Copy(copy) => copy.copied() as usize,
+            Body::Call(..)
+            | Body::SwapIn(_)
+            | Body::SwapInObjects(_)
+            | Body::Touch
+            | Body::Sync(_) => 0,
         };
         assert_eq!(bytes as u64 % CELL, 0, "a piece ends within a cell");
         bytes as u64 / CELL
@@ -85,7 +96,8 @@ impl Flight<'_, '_> {
 
 impl<'w, 'm> World<'w, 'm> {
     pub fn failed(&self) -> u64 {
-        self.server.failed_reads.get() + self.server.failed_writes.get()
+        let server = self.server;
+        server.failed_reads.get() + server.failed_writes.get() + server.failed_swaps()
     }
 
     /// Begins a call, and takes its first step.
@@ -98,6 +110,19 @@ impl<'w, 'm> World<'w, 'm> {
             }
             What::Fill(cells, value) => {
                 Body::Fill(PendingUserCopy::new(at(cells)), bytes(cells, value))
+            }
+            What::Copy(copied) => {
+                let (here, there) = (at(copied.here), VirtAddr(AT + copied.there * CELL));
+                let length = copied.here.count * CELL;
+                Body::Copy(Box::new(if copied.is_from_other {
+                    PendingCopy::from_other(here, there, length)
+                } else {
+                    PendingCopy::to_other(here, there, length)
+                }))
+            }
+            What::SwapIn => Body::SwapIn(self.space(by).begin_swap_in_area(&self.area)),
+            What::SwapInObjects => {
+                Body::SwapInObjects(self.memory.begin_swap_in_objects(&self.area))
             }
             What::Touch(..) => Body::Touch,
             What::Read(object, cells) => {
@@ -130,19 +155,21 @@ impl<'w, 'm> World<'w, 'm> {
             error: None,
             born: self.model.now,
             failed: self.failed(),
+            is_first: true,
             is_disturbed: false,
         };
-        self.run(flight, true);
+        self.run(flight);
     }
 
     /// Takes a step of the call, which stays among the calls in steps unless it is done.
-    fn run(&mut self, mut flight: Flight<'w, 'm>, is_first: bool) {
+    fn run(&mut self, mut flight: Flight<'w, 'm>) {
         let before = flight.progress();
         let end = self.server.without_sleep(|| self.one_step(&mut flight));
-        if is_first && matches!(flight.body, Body::Call(..)) {
+        if flight.is_first && matches!(flight.body, Body::Call(..)) {
             self.apply(flight.by, flight.what);
         }
         self.check(&flight, before, &end);
+        flight.is_first = false;
         self.observe();
         if matches!(end, End::Blocked) {
             self.flights.push(flight);
@@ -163,6 +190,13 @@ impl<'w, 'm> World<'w, 'm> {
             },
             Body::Load(copy, into) => copy.read(space, ready, into).map_err(of_fault),
             Body::Fill(copy, from) => copy.write(space, ready, from).map_err(of_fault),
+            Body::Copy(copy) => {
+                let What::Copy(copied) = flight.what else { unreachable!() };
+                let other = self.space(self.other(copied));
+                copy.step(space, other, ready).map_err(|error| of_fault(error.fault))
+            }
+            Body::SwapIn(call) => call.step(space, ready).map_err(of_error),
+            Body::SwapInObjects(call) => call.step(ready).map_err(of_error),
             Body::Read(read, into) => read.step(ready, into).map_err(of_error),
             Body::Write(write, from) => write.step(ready, from).map_err(of_error),
             Body::Sync(sync) => sync.step().map_err(of_error),
@@ -215,7 +249,7 @@ impl<'w, 'm> World<'w, 'm> {
             Way::Without => flight.ready = None,
         }
         self.server.with(|| drop(wait));
-        self.run(flight, false);
+        self.run(flight);
     }
 
     /// Polls a wait. Returns whether it is over. If not, calls `pending` with the word.
@@ -285,7 +319,7 @@ impl<'w, 'm> World<'w, 'm> {
             self.server.with(|| drop(wait));
             steps += 1;
             assert!(steps < MOST_POLLS, "{what:?} of {by} takes steps without end");
-            self.run(flight, false);
+            self.run(flight);
             self.peek();
         }
         self.server.with(|| self.spare = None);
@@ -315,6 +349,17 @@ impl<'w, 'm> World<'w, 'm> {
                 }
                 self.check_fault(by, cells.first + after, true, end, has_failed);
                 assert!(!matches!(end, End::Done) || is_wanted(&cells));
+            }
+            (What::Copy(copied), Body::Copy(_)) => {
+                self.copied(by, copied, before..after, flight.is_first);
+                let is_reached = self.is_copied(by, copied, after);
+                let is_failure = matches!(end, End::Failed(_));
+                assert!(!is_failure || !is_reached || has_failed, "{copied:?} fails: {end:?}");
+                assert!(!matches!(end, End::Done) || is_wanted(&copied.here));
+            }
+            (What::SwapIn | What::SwapInObjects, Body::SwapIn(_) | Body::SwapInObjects(_)) => {
+                let is_failure = matches!(end, End::Failed(_));
+                assert!(!is_failure || has_failed, "a swap-in fails: {end:?}");
             }
             (What::Touch(page, writes), Body::Touch) => {
                 // The error may be that of the mapping during the wait.

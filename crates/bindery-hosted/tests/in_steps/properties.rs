@@ -52,7 +52,7 @@ fn scenario(order: u8, steps: &[Step]) {
         let shared =
             memory.shared_memory(FIRST_PAGES * PAGE, Sealing::Allowed, Accounting::PerPage);
         let objects = [file, shared.unwrap()];
-        let world = World::new((&machine, &memory), &server, &callers, objects);
+        let world = World::new((&machine, &memory, area), &server, &callers, objects);
         let mut world = ManuallyDrop::new(world);
         first_mappings().into_iter().for_each(|what| world.block(0, what));
         files.keep_writes(true);

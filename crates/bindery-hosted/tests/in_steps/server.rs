@@ -1,7 +1,8 @@
 //! The other sides of all waits: the pager, and the swap device.
 
 use std::cell::{Cell, RefCell};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bindery::{Memory, PagerError};
 use bindery_hosted::{DelayedFiles, SwapFile, SwapService, served_in_place};
@@ -27,6 +28,10 @@ pub struct Server<'m> {
     /// The answers so far that were errors, to reads and to writes.
     pub failed_reads: Cell<u64>,
     pub failed_writes: Cell<u64>,
+    /// Whether the device's next transfer fails.
+    fails_next: Arc<AtomicBool>,
+    /// The device's failed transfers before this machine.
+    failed_before: u64,
     /// Whether the pager lacks memory at times. A step then reclaims, and may sleep for that.
     lacks_memory: bool,
     /// Whether every answer is a success.
@@ -42,7 +47,22 @@ impl<'m> Server<'m> {
         let [failed_reads, failed_writes] = [const { Cell::new(0) }; 2];
         let (numbers, is_kind) = (RefCell::new(Numbers(1)), Cell::new(false));
         let device = device();
-        Self { memory, files, device, numbers, failed_reads, failed_writes, lacks_memory, is_kind }
+        let fails_next = Arc::new(AtomicBool::new(false));
+        let fails = Arc::clone(&fails_next);
+        device.fail(move |_| fails.swap(false, Ordering::Relaxed));
+        let failed_before = device.counts().failed;
+        Self {
+            memory,
+            files,
+            device,
+            numbers,
+            failed_reads,
+            failed_writes,
+            fails_next,
+            failed_before,
+            lacks_memory,
+            is_kind,
+        }
     }
 
     /// Makes the following answers those of the seed.
@@ -80,7 +100,14 @@ impl<'m> Server<'m> {
             .any(|kind| if kind % 3 == 0 { self.serve_device() } else { self.answer() })
     }
 
+    /// The device's transfers that have failed so far.
+    pub fn failed_swaps(&self) -> u64 {
+        self.device.counts().failed - self.failed_before
+    }
+
     pub fn serve_device(&self) -> bool {
+        let fails = !self.is_kind.get() && self.device.waiting() > 0 && self.below(16) == 0;
+        self.fails_next.store(fails, Ordering::Relaxed);
         self.device.serve_one(self.memory)
     }
 

@@ -1,14 +1,15 @@
 //! The machine of a sequence, its processes, and the events between their calls.
 
 use std::cell::OnceCell;
+use std::ops::Range;
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
-use bindery::{AddressSpace, CallReady, FileAccess, Memory, Object};
+use bindery::{AddressSpace, CallReady, FileAccess, Memory, Object, SwapArea};
 use bindery_hosted::Machine;
 use bindery_linux::{OpenFile, Process};
 
-use super::action::{LARGE, LARGE_PAGES, Step};
+use super::action::{Copied, LARGE, LARGE_PAGES, Step};
 use super::flight::Flight;
 use super::model::{CELL, CELLS, Model, Space, filled};
 use super::server::Server;
@@ -19,6 +20,8 @@ pub type P = Machine<X86_64<4>>;
 /// The address of the arena.
 pub const AT: u64 = GIB;
 pub const PAGE: u64 = CELL * CELLS;
+/// The cells that a copy between processes moves at once.
+const PIECE: u64 = 1024 / CELL;
 /// The most processes.
 pub const PROCESSES: usize = 4;
 /// The most calls in steps at once.
@@ -55,6 +58,7 @@ pub struct World<'w, 'm> {
     /// The file and the shared memory.
     pub objects: [Object<'m, P>; 2],
     pub model: Model,
+    pub area: SwapArea,
     /// The calls in steps.
     pub flights: Vec<Flight<'w, 'm>>,
     /// The end of a wait that its call did not get.
@@ -67,13 +71,14 @@ pub fn address(page: u64) -> VirtAddr {
 
 impl<'w, 'm> World<'w, 'm> {
     pub fn new(
-        (machine, memory): (&'w P, &'m Memory<P>),
+        (machine, memory, area): (&'w P, &'m Memory<P>, SwapArea),
         server: &'w Server<'m>,
         callers: &'w Callers<'m>,
         objects: [Object<'m, P>; 2],
     ) -> Self {
         let (model, flights) = (Model::new(), Vec::new());
-        let world = Self { machine, memory, server, callers, objects, model, flights, spare: None };
+        let spare = None;
+        let world = Self { machine, memory, server, callers, objects, model, area, flights, spare };
         let space = AddressSpace::new(memory, options()).unwrap();
         world.add(0, space);
         world
@@ -157,12 +162,10 @@ impl<'w, 'm> World<'w, 'm> {
             }
             Step::Resize(object, pages, seed) => {
                 server.seed(seed);
-                let failed = server.failed_reads.get();
+                let failed = self.failed();
                 match server.with(|| self.objects[object].set_size(pages * PAGE)) {
                     Ok(()) => self.model.resize(object, pages),
-                    Err(error) => {
-                        assert!(failed < server.failed_reads.get(), "a resize fails: {error}");
-                    }
+                    Err(error) => assert!(failed < self.failed(), "a resize fails: {error}"),
                 }
                 self.disturb(None);
             }
@@ -208,6 +211,49 @@ impl<'w, 'm> World<'w, 'm> {
         if self.model.objects[object].size > size {
             self.disturb(None);
         }
+    }
+
+    /// The other process of a copy.
+    pub fn other(&self, copied: Copied) -> usize {
+        usize::from(copied.other) % self.model.spaces.len()
+    }
+
+    /// Applies the cells `done` of a copy. What its first piece holds is not known, unless a first
+    /// step has read it.
+    pub fn copied(&mut self, by: usize, copied: Copied, done: Range<u64>, is_first: bool) {
+        let other = self.other(copied);
+        let (here, there) = (copied.here.first, copied.there);
+        let (mut at, mut is_known) = (done.start, is_first);
+        while at < done.end {
+            let left_in_page = |first: u64| CELLS - (first + at) % CELLS;
+            let piece = left_in_page(here).min(left_in_page(there)).min(PIECE);
+            let piece = at..(at + piece).min(done.end);
+            let (source, target) = if copied.is_from_other {
+                ((other, there), (by, here))
+            } else {
+                ((by, here), (other, there))
+            };
+            let value = |index: u64| {
+                let cell = source.1 + index;
+                let page = self.model.find(source.0, cell / CELLS, false);
+                page.expect("a page that was copied")[(cell % CELLS) as usize]
+            };
+            let values: Vec<_> =
+                piece.clone().map(|index| if is_known { value(index) } else { None }).collect();
+            for (index, value) in piece.clone().zip(values) {
+                self.model.store(target.0, target.1 + index, value);
+            }
+            (at, is_known) = (piece.end, true);
+        }
+    }
+
+    /// Whether a copy finds its cell `index` on both sides.
+    pub fn is_copied(&self, by: usize, copied: Copied, index: u64) -> bool {
+        let other = self.other(copied);
+        let page = |first: u64| (first + index) / CELLS;
+        let is_there = |by, first, writes| self.model.find(by, page(first), writes).is_some();
+        is_there(by, copied.here.first, copied.is_from_other)
+            && is_there(other, copied.there, !copied.is_from_other)
     }
 
     fn fork(&mut self, by: usize, seed: u64) {
