@@ -105,10 +105,6 @@ enum Rest<'m, P: Platform> {
 }
 
 /// The result of [`PendingCall::step`].
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a kernel without a heap of its own makes calls, too"
-)]
 #[derive(Debug)]
 pub enum CallStep<'s, 'm, P: Platform> {
     /// The raw result, as of [`super::call`].

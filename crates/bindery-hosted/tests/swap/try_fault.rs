@@ -4,7 +4,8 @@ use std::thread;
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{KeyRights, X86_64};
-use bindery::platform::Cpu;
+use bindery::platform::{Cpu, Platform};
+use bindery::testing::lock_folio;
 use bindery::{
     Access, AddressSpace, FaultError, FaultPoll, FaultReady, FaultWait, MapRequest, Resolved,
     Sharing, SwapOperation, TriedFault,
@@ -181,6 +182,40 @@ fn a_failed_poll_is_for_a_thread() {
         device.fail(|_| false);
         audit(swapping.machine, memory, &[space]);
         swapping.served(device, || swapping.assert_filled(AT, PAGES, AT));
+    });
+}
+
+#[test]
+fn a_task_waits_for_a_threads_folio() {
+    with_pages(Sharing::Private, |swapping, device| {
+        let (space, memory) = (swapping.space, swapping.memory);
+        let child = space.fork().unwrap();
+        swapping.served(device, || space.fault(VirtAddr(AT), Access::Read).unwrap());
+        let unlock = lock_folio(space, VirtAddr(AT));
+        let (mut wait, mut dropped) =
+            (blocked(&child, Access::Read), blocked(&child, Access::Read));
+        for wait in [&mut wait, &mut dropped] {
+            let Ok(FaultPoll::Pending(on)) = wait.poll() else { panic!("a thread has the lock") };
+            assert!(!on.has_changed());
+        }
+        drop(dropped);
+        thread::scope(|scope| {
+            let sleeps = scope.spawn(|| {
+                swapping.machine.on_cpu(Cpu(1), || {
+                    let Ok(FaultPoll::Pending(on)) = wait.poll() else { return };
+                    swapping.machine.park(on.word(), on.expected());
+                });
+            });
+            while swapping.machine.parked_threads() == 0 && !sleeps.is_finished() {
+                thread::yield_now();
+            }
+            unlock();
+        });
+        let Ok(FaultPoll::Ready(ready)) = wait.poll() else { panic!("the lock is free") };
+        let _ = resolved(&child, Access::Read);
+        drop((ready, wait));
+        assert_eq!(device.counts().reads, 1);
+        audit(swapping.machine, memory, &[space, &child]);
     });
 }
 

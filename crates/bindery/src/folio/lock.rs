@@ -61,7 +61,7 @@
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::frozen::FrozenFolio;
 use super::handle::{Folio, FolioHandle};
@@ -90,6 +90,24 @@ pub(crate) fn lock_unless_writeback<W: Word<u32>>(state: &W, parking: &impl Park
         park_while(parking, state, FOLIO_PARKED, blocked);
     }
     true
+}
+
+/// Marks a lock that a thread holds, as a thread does that parks, for a task that must not sleep.
+/// Returns the value that the word has until then. `None` if the lock is free or a device's.
+pub(crate) fn mark_held(state: &impl Word<u32>) -> Option<u32> {
+    loop {
+        let seen = state.load(Ordering::Relaxed);
+        if seen & (FOLIO_LOCK | WRITEBACK) != FOLIO_LOCK {
+            return None;
+        }
+        let marked = seen | FOLIO_PARKED;
+        // Relaxed: the task acquires when it locks.
+        if seen == marked
+            || state.exchange(seen, marked, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            return Some(marked);
+        }
+    }
 }
 
 /// Hands the lock to a device's request. Wakes the threads that wait for the lock; they then wait
@@ -282,6 +300,14 @@ impl<'a, P: Platform> FolioRef<'a, P> {
     pub(crate) fn try_lock(&self) -> Option<FolioLock<'_, P>> {
         // SAFETY: 1. this guard's reference, which the lock borrows.
         unsafe { self.handle().try_lock() }
+    }
+
+    /// The word on which a task waits that has found the lock held by a thread, and its value until
+    /// the thread unlocks ([`mark_held`]). The task keeps the reference meanwhile: a thread that
+    /// holds the only one may free the folio without a wake-up.
+    pub(crate) fn parked_on_lock(&self) -> Option<(&'a AtomicU32, u32)> {
+        let state = self.handle().state();
+        Some((state, mark_held(state)?))
     }
 
     /// As [`FolioRef::try_lock`], but the lock's guard also takes over the reference. If the lock

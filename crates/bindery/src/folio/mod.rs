@@ -74,7 +74,9 @@ pub use handle::MAX_FOLIO_ORDER;
 pub(crate) use handle::{FOLIO_ORDERS, Folio, FolioHandle, Freed, OnePage};
 pub(crate) use lock::{FolioLock, FolioLocked, LockedFolio};
 #[cfg(all(test, any(loom, shuttle)))]
-pub(crate) use lock::{begin_writeback, lock_unless_writeback, take_from_request, unlock};
+pub(crate) use lock::{
+    begin_writeback, lock_unless_writeback, mark_held, take_from_request, unlock,
+};
 pub(crate) use mapping::{is_shared_page, unmap_shared_page};
 pub use owner::OwnerKind;
 pub(crate) use owner::{

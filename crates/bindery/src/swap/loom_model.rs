@@ -18,7 +18,7 @@ use crate::sync::model::{self, thread};
 use super::device::SwapOperation;
 use super::requests::Group;
 use crate::addr::Frame;
-use crate::folio::{begin_writeback, lock_unless_writeback, take_from_request, unlock};
+use crate::folio::{begin_writeback, lock_unless_writeback, mark_held, take_from_request, unlock};
 use crate::frame::meta::{FOLIO_LOCK, WRITEBACK};
 use crate::sync::completions::Completions;
 use crate::sync::parking::model::{SecondLook, Sleepers};
@@ -35,6 +35,8 @@ enum Omit {
     OwnPiece,
     /// Threads that need the lock wait for the device instead.
     WritebackBit,
+    /// A task that finds the lock held by a thread marks it.
+    MarkHeld,
 }
 
 struct World {
@@ -128,6 +130,36 @@ impl World {
     }
 }
 
+impl World {
+    /// A task in the place of [`World::fault`]: `PolledSlot::poll`.
+    fn task(&self) {
+        self.completions.enter();
+        loop {
+            let (mut word, mut expected) = self.completions.word();
+            self.finish();
+            if self.state.fetch_or(FOLIO_LOCK, Ordering::Acquire) & FOLIO_LOCK == 0 {
+                break;
+            }
+            if self.state.load(Ordering::Acquire) & WRITEBACK == 0 {
+                let held = match self.omit {
+                    Omit::MarkHeld => Some(FOLIO_LOCK),
+                    _ => mark_held(&self.state),
+                };
+                let Some(held) = held else {
+                    thread::yield_now();
+                    continue;
+                };
+                (word, expected) = (&self.state, held);
+            }
+            self.sleepers.park(word, || word.load(Ordering::Acquire) == expected);
+        }
+        self.completions.leave();
+        // SAFETY: as for `Sync`.
+        self.content.with_mut(|content| unsafe { content.write(content.read() + 1) });
+        unlock(&self.state, &self.sleepers, || ());
+    }
+}
+
 fn check(omit: Omit, scenario: impl Fn(&Arc<World>) + Send + Sync + 'static) {
     let slept = Arc::new(Flag::new(false));
     let seen = Arc::clone(&slept);
@@ -171,6 +203,18 @@ fn a_fault_before_the_write(omit: Omit) {
     });
 }
 
+/// As [`a_fault_before_the_write`], for a task.
+fn a_task_before_the_write(omit: Omit) {
+    check(omit, |world| {
+        let task = spawn(world, World::task);
+        let number = world.submit();
+        let device = spawn(world, move |world| world.transfer(number));
+        world.submitted(number);
+        task.join().unwrap();
+        device.join().unwrap();
+    });
+}
+
 /// A folio in two pieces; the second is submitted after the device has completed the first.
 fn two_pieces(omit: Omit) {
     check(omit, |world| {
@@ -196,6 +240,11 @@ fn a_fault_waits_for_thread_then_device() {
 }
 
 #[test]
+fn a_task_waits_for_thread_then_device() {
+    a_task_before_the_write(Omit::Nothing);
+}
+
+#[test]
 fn a_folio_is_done_with_its_last_piece() {
     two_pieces(Omit::Nothing);
 }
@@ -216,6 +265,12 @@ fn without_a_note_at_completion_nobody_wakes() {
 #[should_panic(expected = "deadlock")]
 fn without_the_bit_a_fault_sleeps_forever() {
     a_fault_before_the_write(Omit::WritebackBit);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn without_the_mark_a_task_sleeps_forever() {
+    a_task_before_the_write(Omit::MarkHeld);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use super::find_cached;
 use super::take_over::take_over;
 use crate::Memory;
 use crate::addr::Order;
-use crate::folio::FolioRef;
+use crate::folio::{FolioRef, HeldFolio};
 use crate::platform::Platform;
 
 /// A wait for a slot's page, or for a free request of its area.
@@ -23,14 +23,23 @@ pub(crate) struct PolledSlot {
     area: u8,
     /// The slot; `None` for a request.
     slot: Option<u64>,
-    /// The read that has yet to be started.
-    read: Option<(SlotRun, Order)>,
+    stage: Stage,
     /// Whether the wait initially had a read to start.
     is_for_read: bool,
     /// Whether a poll has started the read.
     has_read: bool,
     /// Whether the wait is counted among those that wait for devices.
     has_entered: bool,
+}
+
+/// The part of the wait that is ahead, besides the check of the cache.
+#[derive(Debug)]
+enum Stage {
+    /// The read has yet to be started.
+    Read(SlotRun, Order),
+    /// A thread has the lock of the cached folio, which this reference keeps.
+    Locked(HeldFolio),
+    Check,
 }
 
 /// The result of a poll.
@@ -46,14 +55,14 @@ pub(crate) enum SlotPoll<'w, 'm, P: Platform> {
 impl PolledSlot {
     /// A wait for a folio in the swap cache that a thread or a device has locked.
     pub(crate) fn cached(area: u8, slot: u64) -> Self {
-        let (slot, read) = (Some(slot), None);
-        Self { area, slot, read, is_for_read: false, has_read: false, has_entered: false }
+        let (slot, stage) = (Some(slot), Stage::Check);
+        Self { area, slot, stage, is_for_read: false, has_read: false, has_entered: false }
     }
 
     /// A wait for a read of the slots, which the first poll starts.
     pub(crate) fn read(slots: SlotRun, order: Order, wanted: u64) -> Self {
-        let read = Some((slots, order));
-        Self { read, is_for_read: true, ..Self::cached(slots.area, wanted) }
+        let stage = Stage::Read(slots, order);
+        Self { stage, is_for_read: true, ..Self::cached(slots.area, wanted) }
     }
 
     /// A wait for a free request of the area.
@@ -80,6 +89,7 @@ impl PolledSlot {
         if !core::mem::replace(&mut self.has_entered, true) {
             completions.enter();
         }
+        let _kept = self.take_locked(memory);
         loop {
             // Read before the check of the requests.
             let (word, expected) = completions.word();
@@ -91,17 +101,23 @@ impl PolledSlot {
                 };
             };
             if let Some(cached) = find_cached(memory, self.area, slot) {
-                return match look_at(memory, &cached) {
-                    Lock::Free => SlotPoll::Ready(Some(cached)),
-                    Lock::Device => SlotPoll::Pending(word, expected),
-                    Lock::Thread => SlotPoll::NeedsThread,
-                };
+                match look_at(memory, &cached) {
+                    Lock::Free => return SlotPoll::Ready(Some(cached)),
+                    Lock::Device => return SlotPoll::Pending(word, expected),
+                    Lock::Thread => {}
+                }
+                // Otherwise the lock has changed hands.
+                if let Some((word, expected)) = cached.parked_on_lock() {
+                    self.stage = Stage::Locked(cached.into_held());
+                    return SlotPoll::Pending(word, expected);
+                }
+                continue;
             }
-            match self.read {
-                Some((slots, order)) => match slots.begin_read(memory, order, Cause::Advice) {
-                    Begun::Yes => (self.read, self.has_read) = (None, true),
+            match self.stage {
+                Stage::Read(slots, order) => match slots.begin_read(memory, order, Cause::Advice) {
+                    Begun::Yes => (self.stage, self.has_read) = (Stage::Check, true),
                     // Another thread is reading one of the pages, or has mapped them.
-                    Begun::Taken => self.read = None,
+                    Begun::Taken => self.stage = Stage::Check,
                     Begun::NoRoom if memory.swap.has_free_request(self.area) => {
                         return SlotPoll::NeedsThread;
                     }
@@ -109,14 +125,26 @@ impl PolledSlot {
                 },
                 // The device has failed, or the page has left the cache again; a thread finds out
                 // which.
-                None if self.has_read => return SlotPoll::NeedsThread,
-                None => return SlotPoll::Ready(None),
+                Stage::Check | Stage::Locked(_) if self.has_read => return SlotPoll::NeedsThread,
+                Stage::Check | Stage::Locked(_) => return SlotPoll::Ready(None),
+            }
+        }
+    }
+
+    /// The guard of the reference to a folio whose lock a thread has had.
+    fn take_locked<'m, P: Platform>(&mut self, memory: &'m Memory<P>) -> Option<FolioRef<'m, P>> {
+        match core::mem::replace(&mut self.stage, Stage::Check) {
+            Stage::Locked(held) => Some(held.guard(&memory.frames)),
+            stage @ (Stage::Read(..) | Stage::Check) => {
+                self.stage = stage;
+                None
             }
         }
     }
 
     /// Ends the wait. A read in progress continues.
     pub(crate) fn end<P: Platform>(&mut self, memory: &Memory<P>) {
+        drop(self.take_locked(memory));
         if core::mem::replace(&mut self.has_entered, false) {
             memory.swap.completions.leave();
         }

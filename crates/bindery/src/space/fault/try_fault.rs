@@ -88,8 +88,7 @@ pub enum FaultPoll<'w, 'm, P: Platform> {
     ///   ([`RawLock::parked_on`](crate::sync::RawLock::parked_on)).
     /// - With the mutex held, the poll finds a further lock taken: that of a family of anon groups,
     ///   the `mapping_lock` of an object, or that of a mapping that is to grow down.
-    /// - Another thread has the lock of a folio in the swap cache, or of the queues of a
-    ///   userfaultfd.
+    /// - Another thread has the lock of the queues of a userfaultfd.
     NeedsThread,
 }
 
