@@ -22,6 +22,7 @@ on_every_architecture! {
     a_huge_page_is_written_in_place => huge;
     pages_in_swap_are_written => swapped;
     without_memory_no_page_is_copied => without_memory;
+    a_forced_write_grants_the_program_nothing => executed;
 }
 
 /// An image of two pages, as a kernel maps it into each program.
@@ -47,7 +48,7 @@ fn program_with<'m, A: Walk>(
     space
 }
 
-/// What a program reads at the beginning of its page.
+/// The text that a program reads at the beginning of its page.
 fn text<A: Walk>(space: &AddressSpace<'_, Machine<A>>, page: u64) -> [u8; 4] {
     let mut bytes = [0; 4];
     space.read_user(VirtAddr(AT + page * PAGE_SIZE), &mut bytes).unwrap();
@@ -135,6 +136,30 @@ fn without_access<A: Walk>() {
     assert_eq!(text(&space, 1), *b"trap");
     image.read(PAGE_SIZE, &mut bytes).unwrap();
     assert_eq!(&bytes, b"more");
+}
+
+/// A page that the program may only execute: it may read it no more than before, if its MMU can
+/// tell.
+fn executed<A: Walk>() {
+    for order in [0, 4] {
+        let (machine, memory) = strict::<A>(32 * MIB);
+        use_order(&memory, order);
+        let space = AddressSpace::new(&memory, options()).unwrap();
+        space.mmap(&fixed(AT, 16 * PAGE_SIZE)).unwrap();
+        let program = Program::new(&machine, &space);
+        let all = || (0..16).map(|page| VirtAddr(AT + page * PAGE_SIZE));
+        all().for_each(|at| program.store(at, 7).unwrap());
+        space.mprotect(VirtAddr(AT), 16 * PAGE_SIZE, Protection::EXECUTE).unwrap();
+        let rights = || all().map(|at| program.load(at)).collect::<Vec<_>>();
+        let before = rights();
+        space.write_forced(VirtAddr(AT + 3 * PAGE_SIZE), &[9]).unwrap();
+        space.write_forced(VirtAddr(AT + 5 * PAGE_SIZE), &[9]).unwrap();
+        let is_same =
+            |(after, before): (Result<u64, _>, &Result<u64, _>)| after.is_ok() == before.is_ok();
+        assert!(rights().into_iter().zip(&before).all(is_same), "{before:?}");
+        assert!(program.store(VirtAddr(AT + 3 * PAGE_SIZE), 1).is_err());
+        audit(&machine, &memory, &[&space]);
+    }
 }
 
 fn huge<A: Walk>() {

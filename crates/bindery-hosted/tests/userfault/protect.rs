@@ -300,3 +300,45 @@ fn no_debugger_writes_a_protected_page_by_force() {
         }
     });
 }
+
+/// No handler awaits a write to a page whose userfaultfd lifts protection by itself, or is closed.
+#[test]
+fn a_debugger_lifts_protection_without_a_handler() {
+    let written = |space: &Space<'_>, page: u64| {
+        for protection in [Protection::READ, Protection::empty()] {
+            space.mprotect(at(0), PAGES * PAGE, protection).unwrap();
+            // A page that was written before, and one that is new.
+            for page in [page, page + 8] {
+                assert_eq!(space.write_forced(at(page), &[99]), Ok(()), "{protection:?}");
+                let mut byte = [0];
+                space.read_forced(at(page), &mut byte).unwrap();
+                assert_eq!(byte, [99]);
+                assert!(!is_protected(space, at(page)));
+                let refused = space.fault(at(page), Access::Write);
+                assert_eq!(refused, Err(bindery::FaultError::Protection));
+            }
+            space.mprotect(at(0), PAGES * PAGE, READ_WRITE).unwrap();
+        }
+    };
+    let features = UserfaultFeatures::WP_ASYNC | UserfaultFeatures::WP_UNPOPULATED;
+    with_protection(features, |fixture| {
+        fixture.fill_all(4);
+        fixture.protect(0, 16, PROTECT).unwrap();
+        written(fixture.space, 2);
+        assert!(!fixture.fd.is_readable());
+    });
+    with_protection(UserfaultFeatures::empty(), |fixture| {
+        let (space, all) = (fixture.space, PAGES * PAGE);
+        fixture.fill_all(16);
+        space.unregister_userfault(fixture.fd, at(0), all).unwrap();
+        let fd = space.userfault(UserfaultFeatures::empty(), Default::default()).unwrap();
+        space.register_userfault(&fd, at(0), all, UserfaultModes::WRITE_PROTECT).unwrap();
+        space.handler(&fd).write_protect(at(0), all, PROTECT).unwrap();
+        drop(fd);
+        assert!(fixture.is_protected(at(2)), "its pages keep the bit");
+        written(space, 2);
+        space.unregister_userfault(fixture.fd, at(0), all).unwrap();
+        let modes = UserfaultModes::WRITE_PROTECT;
+        space.register_userfault(fixture.fd, at(0), all, modes).unwrap();
+    });
+}

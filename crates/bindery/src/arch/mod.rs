@@ -355,6 +355,12 @@ pub trait Arch: Copy + Eq + fmt::Debug + Default + Send + Sync + 'static {
     /// soft-dirty, so that the MMU need not record the write.
     fn make_writable(entry: Entry, write: Write) -> Entry;
 
+    /// The leaf of a page that was written without its permission: accessed, dirty, soft-dirty and
+    /// not writable. It permits no access that it did not permit before.
+    fn mark_written(entry: Entry) -> Entry {
+        Self::write_protect(Self::make_writable(entry, Write::Now))
+    }
+
     /// The leaf with its accessed state set.
     fn mark_accessed(entry: Entry) -> Entry;
 

@@ -171,6 +171,12 @@ impl<const LEVELS: u8> Arch for Riscv64<LEVELS> {
     }
 
     #[inline]
+    fn mark_written(entry: Entry) -> Entry {
+        // Not by way of a writable entry, which is readable: an execute-only page stays so.
+        Entry((entry.0 & !WRITE) | ACCESSED | DIRTY | SOFT_DIRTY)
+    }
+
+    #[inline]
     fn mark_accessed(entry: Entry) -> Entry {
         Entry(entry.0 | ACCESSED)
     }

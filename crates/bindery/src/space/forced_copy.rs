@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Arch, Entry, Kind, Level};
 use crate::bytes;
-use crate::error::FaultError;
+use crate::error::{Failure, FaultError};
 use crate::memory::written_for_another;
 use crate::platform::Platform;
 use crate::table::EntryAt;
@@ -16,8 +16,11 @@ use crate::table::locking::Depth;
 use crate::vma::MappingFlags;
 
 use super::AddressSpace;
-use super::fault::{Access, allows, mapped_frame, record_access, record_forced_write, unshare};
+use super::fault::{
+    Access, allows, is_write_protecting, mapped_frame, record_access, record_forced_write, unshare,
+};
 use super::user_copy::piece_after;
+use super::userfault::protect::lifts_unseen;
 
 impl<P: Platform> AddressSpace<'_, P> {
     /// As [`AddressSpace::read_foreign`], for a debugger: also reads memory that the program itself
@@ -64,7 +67,8 @@ impl<P: Platform> AddressSpace<'_, P> {
     /// # Errors
     /// As [`AddressSpace::write_foreign`], but [`FaultError::Protection`] only for secret memory,
     /// for frames of a [`crate::FrameSource`], for a shared mapping that is not writable, and for a
-    /// page of a mapping that is not writable if a userfaultfd has write-protected the page.
+    /// page of a mapping that is not writable if the handler of a userfaultfd awaits a write to it
+    /// (Linux waits for the handler).
     /// [`FaultError::OutOfMemory`] if a page cannot be copied. The bytes before the error have been
     /// written.
     pub fn write_forced(&self, at: VirtAddr, from: &[u8]) -> Result<(), FaultError> {
@@ -117,23 +121,41 @@ fn access_by_force<P: Platform>(
             let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
             let section = space.page_table.read_section();
             let mut cursor = space.page_table.cursor(&section, range, Depth::Floor(Level::PTE));
-            let found = find_page(&mut cursor, access)?;
+            let found = find_page(&mut cursor, access);
             if let ForcedPage::Usable(frame) = found {
                 work(frame, (at.0 % PAGE_SIZE) as usize);
                 return Ok(true);
             }
             found
         };
-        if matches!(found, ForcedPage::Missing) {
-            match space.map_by_force(page) {
+        let memory = space.page_table.memory;
+        match found {
+            ForcedPage::Missing => match space.map_by_force(page) {
                 // Mapped by another thread, or the mapping was replaced by one to look at.
                 Ok(_) | Err(FaultError::Protection) => {}
                 Err(error) => return Err(error),
+            },
+            ForcedPage::WriteProtected => memory.retry(|| lift(space, page))?,
+            ForcedPage::Usable(_) | ForcedPage::OfOthers => {
+                memory.retry(|| unshare(space, page))?;
             }
-        } else {
-            space.page_table.memory.retry(|| unshare(space, page))?;
         }
     }
+}
+
+/// Lifts a userfaultfd's write protection of the page, unless a handler awaits the write. It stays
+/// behind where the userfaultfd is closed or has let the mapping go.
+fn lift<P: Platform>(
+    space: &AddressSpace<'_, P>,
+    page: VirtAddr,
+) -> Result<(), Failure<FaultError>> {
+    let Some(locked) = space.lock_vma(page) else { return Ok(()) };
+    if is_write_protecting(locked.vma()) && !lifts_unseen(locked.vma()) {
+        return Err(FaultError::Protection.into());
+    }
+    let range = VirtRange::raw(page.0, page.0 + PAGE_SIZE);
+    space.page_table.edit(|edit| edit.userfault_lift(range))?;
+    Ok(())
 }
 
 /// Whether a debugger may access a mapping with these flags, which do not allow the access.
@@ -158,16 +180,15 @@ enum ForcedPage {
     Missing,
     /// The page may be read, but a write has to copy it.
     OfOthers,
+    /// The page may be read, but a userfaultfd has write-protected it.
+    WriteProtected,
 }
 
 /// Looks for the page of the cursor's range, whose table is locked.
-fn find_page<P: Platform>(
-    cursor: &mut Cursor<'_, '_, P>,
-    access: Access,
-) -> Result<ForcedPage, FaultError> {
+fn find_page<P: Platform>(cursor: &mut Cursor<'_, '_, P>, access: Access) -> ForcedPage {
     let (page_table, at) = (cursor.page_table, cursor.range().start());
     let EntryAt { node, index, entry: raw } = cursor.entry_at(at);
-    let Some(first) = mapped_frame(node, index, raw) else { return Ok(ForcedPage::Missing) };
+    let Some(first) = mapped_frame(node, index, raw) else { return ForcedPage::Missing };
     let inside = (at.0 & (node.level.span() - 1)) >> PAGE_SHIFT;
     let frame = first.plus(inside as u32);
     let is_leaf = node.level.kind(raw) == Kind::Leaf;
@@ -175,17 +196,17 @@ fn find_page<P: Platform>(
         if is_leaf {
             record_access(cursor, node, index, access);
         }
-        return Ok(ForcedPage::Usable(frame));
+        return ForcedPage::Usable(frame);
     }
     if is_write_protected::<P::Arch>(is_leaf, raw) {
-        return Err(FaultError::Protection);
+        return ForcedPage::WriteProtected;
     }
     let frames = &page_table.memory.frames;
     let own = frames.folio_of(frame).filter(|folio| {
         let handle = frames.folio(*folio);
         handle.is_anonymous() && handle.exclusive().contains(frame.0 - folio.head.0)
     });
-    let Some(folio) = own else { return Ok(ForcedPage::OfOthers) };
+    let Some(folio) = own else { return ForcedPage::OfOthers };
     if is_leaf {
         record_forced_write(cursor, node, index);
     } else {
@@ -194,7 +215,7 @@ fn find_page<P: Platform>(
         word.store(P::Arch::mark_absent_soft_dirty(raw).0, Ordering::Relaxed);
         frames.folio(folio).mark_dirty();
     }
-    Ok(ForcedPage::Usable(frame))
+    ForcedPage::Usable(frame)
 }
 
 /// Whether a userfaultfd has write-protected the page of this leaf or `PROT_NONE` entry.

@@ -45,7 +45,7 @@ pub(super) use copy_on_write::folio_range;
 pub(super) use first_touch::{Occupant, folio_place};
 pub(super) use lock_wait::VmaLockWait;
 pub(super) use object::{object_attributes, stopped};
-pub(super) use present::{record_access, record_forced_write};
+pub(super) use present::{is_write_protecting, record_access, record_forced_write};
 pub(super) use slow::{Fault, Next, Stepped};
 pub(super) use swap_in::{FaultSlot, Reading, slot_at};
 pub(super) use try_fault::step_fault;

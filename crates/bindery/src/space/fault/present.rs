@@ -258,9 +258,7 @@ pub(in crate::space) fn record_forced_write<P: Platform>(
     node: Node<P::Arch, Table<'_>>,
     index: EntryIndex,
 ) {
-    update_leaves(cursor, node, index, |entry| {
-        P::Arch::write_protect(P::Arch::make_writable(entry, arch::Write::Now))
-    });
+    update_leaves(cursor, node, index, P::Arch::mark_written);
 }
 
 /// Replaces the leaf by `update` of it, and with it those of its contiguous run.
@@ -312,7 +310,7 @@ fn absent_entry(entry: Option<Absent>) -> Present {
 }
 
 /// Whether an open userfaultfd write-protects pages of the VMA.
-fn is_write_protecting(vma: &Vma) -> bool {
+pub(in crate::space) fn is_write_protecting(vma: &Vma) -> bool {
     vma.has(MappingFlags::USERFAULT_WRITE_PROTECT)
         && vma.userfault().is_some_and(|userfault| !userfault.is_closed())
 }
