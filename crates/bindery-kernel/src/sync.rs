@@ -100,6 +100,12 @@ unsafe impl RawLock for SleepingLock {
         self.0.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).map(drop).ok()
     }
 
+    fn parked_on(&self) -> Option<(&AtomicU32, u32)> {
+        // If this fails, the lock is contended already, or free.
+        let _ = self.0.compare_exchange(TAKEN, WANTED, Ordering::Relaxed, Ordering::Relaxed);
+        Some((&self.0, WANTED))
+    }
+
     #[inline]
     unsafe fn unlock(&self, (): ()) {
         if self.0.swap(FREE, Ordering::Release) == WANTED {

@@ -340,16 +340,19 @@ fn a_task_waits_for_the_mutex() {
     space.mmap(&fixed(AT, PAGE)).unwrap();
     for (at, outcome) in [(AT, Ok(())), (AT + MIB, Err(FaultError::NotMapped))] {
         let mut wait = blocked(&space, at, Access::Write);
-        let word = with_mutex(&space, || {
+        let (word, expected) = with_mutex(&space, || {
             let Ok(FaultPoll::Pending(on)) = wait.poll() else { panic!("the mutex is taken") };
             assert!(!on.has_changed());
             (std::ptr::from_ref(on.word()), on.expected())
         });
+        // SAFETY: the word is in a lock of the address space, which lives.
+        let now = unsafe { &*word }.load(Ordering::Acquire);
+        assert_ne!(now, expected, "the release changes the word");
         let Ok(polled) = wait.poll().map(|polled| matches!(polled, FaultPoll::Ready(_))) else {
             assert!(outcome.is_err());
             continue;
         };
-        assert!(polled && outcome.is_ok(), "{word:?}");
+        assert!(polled && outcome.is_ok());
         assert_resolves(&space, at, Access::Write);
     }
 }

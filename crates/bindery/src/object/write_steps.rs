@@ -181,9 +181,9 @@ impl<'m, P: Platform> WriteSteps<'m, P> {
         }
     }
 
-    /// Swaps in the pages of the write, unless writing is forbidden. The write then waits for no
-    /// page with the changes held. Pages that reclaim has evicted during a wait are swapped in
-    /// again, up to [`ROUNDS`] times, and the write waits for those that are evicted after that.
+    /// Swaps in the pages of the write, unless writing is forbidden. After a wait, it looks for pages
+    /// that reclaim has evicted in the meantime, up to [`ROUNDS`] times. The write then waits with
+    /// the changes held only for pages that are evicted after the last look.
     fn prepare(&mut self, at: u64) -> Result<(), Stop> {
         let (memory, object) = (self.object.memory, self.object.state());
         if object.is_file() || object.pages.swapped() == 0 {

@@ -218,7 +218,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let result = work(&mut unsafe { guard.set(&self.page_table, &mut removed) });
         drop(guard);
         if !removed.is_empty() {
-            // SAFETY: 1. both belong to one address space.
+            // SAFETY: 1. both belong to this address space, which exists.
             unsafe { removed.free_without_tables(self.page_table.memory) };
         }
         result
@@ -268,8 +268,10 @@ impl<'s, 'm, P: Platform> AfterUnlock<'s, 'm, P> {
     /// Counts unmapped pages down, releases the removed VMAs' references, and frees the tables and
     /// VMAs when no reader is left. Called without locks on VMAs or tables.
     pub(super) fn finish(&mut self) {
+        // SAFETY: 1. `lend` has lent them with the page table, whose address space exists.
+        unsafe { self.removed.wake_tasks(self.page_table.memory) };
         let tables = self.edit().flushed().take_detached();
-        // SAFETY: 1. `lend` has lent them with the page table; 2. emptied above.
+        // SAFETY: 1. as above; 2. emptied above.
         unsafe { mem::take(&mut self.removed).free(self.page_table.memory, tables) };
     }
 }

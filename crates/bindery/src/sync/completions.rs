@@ -1,4 +1,5 @@
-//! [`Completions`]: threads that wait for a device, woken by completions from any context.
+//! [`Completions`]: threads that wait for a device, and tasks that wait for locks of VMAs, woken by
+//! completions from any context.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -11,7 +12,8 @@ use crate::sync::model::sync::atomic::fence;
 use crate::sync::parking::Parking;
 use crate::sync::word::Word;
 
-/// The word on which threads that wait for a device or a pager park. While a thread waits, the word
+/// The word on which threads that wait for a device or a pager park, or tasks that wait for a lock
+/// of one of an address space's VMAs, whose release completes it. While a thread waits, the word
 /// changes with each completion and whenever a thread has processed completions. Otherwise
 /// completions only read the word, so CPUs with separate requests do not contend for its cache
 /// line.

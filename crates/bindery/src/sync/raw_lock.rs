@@ -71,6 +71,8 @@ pub unsafe trait RawLock: Sized + Send + Sync {
     ///
     /// `None`, the provided result, if the lock has no such word. Then a thread has to wait in the
     /// place of the task. Never waits.
+    ///
+    /// A poll makes the calls `try_lock`, `parked_on` and `unlock`, never in an interrupt handler.
     fn parked_on(&self) -> Option<(&AtomicU32, u32)> {
         None
     }

@@ -112,8 +112,8 @@ impl<P: Platform> Drop for VmaWriteGuard<'_, P> {
         let guard = unsafe { ManuallyDrop::take(&mut self.guard) };
         let vma = self.vma;
         // SAFETY: the address space and therefore its tree are alive: they are borrowed by the
-        // caller, which holds the mutex (`Vma::lock_write`), or the VMA was never shared and has no
-        // mark. Called with the VMA locked.
+        // caller, which holds the mutex (`Vma::lock_write`). A guard of a VMA that was never shared
+        // is consumed by its removal, and never dropped. Called with the VMA locked.
         guard.unlock_for(|| unsafe { &vma.tree().as_ref().lock_waits });
     }
 }

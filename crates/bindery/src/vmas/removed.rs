@@ -7,6 +7,7 @@ use crate::deferred::{Chain, DetachedTables, free_unlinked};
 use crate::object;
 use crate::platform::Platform;
 use crate::rmap::{AnonGroup, Groups};
+use crate::table::TreeState;
 use crate::userfault::release as release_userfault;
 use crate::vma::{MappingFlags, Vma};
 
@@ -35,8 +36,25 @@ impl Removed {
     /// 1. As for [`Removed::free`].
     #[cold]
     pub(crate) unsafe fn free_without_tables<P: Platform>(self, memory: &Memory<P>) {
-        // SAFETY: 1. the caller's obligation 1; 2. the operation has no tables.
-        unsafe { self.free(memory, DetachedTables::default()) };
+        // SAFETY: 1. of both: the caller's obligation 1; 2. the operation has no tables.
+        unsafe {
+            self.wake_tasks(memory);
+            self.free(memory, DetachedTables::default());
+        }
+    }
+
+    /// Wakes the tasks that wait for the locks of removed VMAs. Called with the mutex released, which
+    /// the tasks need, and before the pages are freed, which may take long.
+    ///
+    /// # Safety
+    /// 1. As for [`Removed::free`].
+    #[inline]
+    pub(crate) unsafe fn wake_tasks<P: Platform>(&self, memory: &Memory<P>) {
+        // All VMAs of an operation have the same tree.
+        if let Some(vma) = self.vmas.iter().find(|vma| vma.was_waited_for()) {
+            // SAFETY: the address space exists (obligation 1), and with it the tree.
+            note_removed(memory, unsafe { vma.tree().as_ref() });
+        }
     }
 
     /// Releases the objects, anon groups and userfaultfds of the removed VMAs. Frees the VMAs and
@@ -53,9 +71,6 @@ impl Removed {
     pub(crate) unsafe fn free<P: Platform>(self, memory: &Memory<P>, tables: DetachedTables) {
         let Self { vmas, mut groups, mut unlocked } = self;
         for vma in vmas.iter() {
-            if vma.was_waited_for() {
-                note_removed(memory, vma);
-            }
             unlocked |= vma.has(MappingFlags::LOCKED);
             if let Some(group) = vma.group_pointer() {
                 // SAFETY: 1. the reference is the VMA's own, and is released here.
@@ -79,10 +94,8 @@ impl Removed {
     }
 }
 
-/// Wakes the tasks that wait for the lock of a removed VMA, with the mutex released.
+/// Wakes the tasks that wait for locks of VMAs of the tree.
 #[cold]
-fn note_removed<P: Platform>(memory: &Memory<P>, vma: &Vma) {
-    // SAFETY: the operation that has removed the VMA borrows the address space, which frees its tree
-    // after its last operation.
-    unsafe { vma.tree().as_ref() }.lock_waits.note(memory.platform());
+fn note_removed<P: Platform>(memory: &Memory<P>, tree: &TreeState) {
+    tree.lock_waits.note(memory.platform());
 }

@@ -30,8 +30,8 @@ pub enum Step<'s, 'm, P: Platform> {
 }
 
 /// The event that a call has to wait for, as a [`FaultWait`]. The wait holds no lock and no
-/// request, so it may be moved to another thread and may be queued. Dropping the value cancels the
-/// wait: nothing is read for the call, unless a poll has started the read. Writes that a step has
+/// request, so it may be moved to another thread and may be queued. After a poll it may keep a
+/// reference to the page, which then stays in memory. Dropping the value cancels the wait: nothing is read for the call, unless a poll has started the read. Writes that a step has
 /// started continue. The message of an event to a userfaultfd, which the step has sent, is
 /// withdrawn unless it was read, and the next step sends it again. But the message about a change
 /// that has been made, such as an unmapping, belongs to [`crate::PendingEvents`]: it stays sent,
@@ -152,8 +152,8 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
 
     /// Advances the wait as far as possible without sleeping, as [`FaultWait::poll`].
     ///
-    /// Context: may sleep only if the pager sleeps in [`crate::Pager::begin_read`], or the device
-    /// in [`crate::SwapDevice::submit`]; otherwise spins. Complexity: as [`FaultWait::poll`].
+    /// Context: may sleep only where [`FaultWait::poll`] may; otherwise spins. Also tries
+    /// [`Platform::Mutex`]. Complexity: as [`FaultWait::poll`].
     pub fn poll(&mut self) -> CallPoll<'_, 'm, P> {
         match &mut self.0 {
             CallEvent::Fault(wait) => {

@@ -41,7 +41,8 @@ pub enum TriedFault<'s, 'm, P: Platform> {
 }
 
 /// The event that a fault has to wait for. The wait holds no lock and no request, so it may be
-/// moved to another thread and may be queued. Waits may be performed in any order.
+/// moved to another thread and may be queued. Waits may be performed in any order. After a poll it
+/// may keep a reference to the page, which then stays in memory.
 ///
 /// Dropping the value cancels the wait: nothing is read for the fault, unless a poll has started
 /// the read. A message to the handler of a userfaultfd that a poll has sent is withdrawn; if a
@@ -325,9 +326,11 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     /// to read the pages, or sends the message to the handler of a userfaultfd, and processes the
     /// answer when it arrives. No thread therefore waits for a handler, for a swap device, or for a
     /// pager that keeps requests ([`crate::ReadRequest::keep`]); any other pager is called during
-    /// the poll. For a lock, the poll checks whether its holder has left. It makes itself the change
-    /// that a first write or a growing mapping needs, if the mutex is free. A task that gets [`FaultPoll::Pending`] is polled again when [`Platform::unpark`]
-    /// was called for the word. Many waits may share the word, so a poll may find no progress.
+    /// the poll. For a lock, the poll checks whether its holder has left. If the mutex of the
+    /// address space is free, the poll itself makes the change that a first write or a growing
+    /// mapping needs. A task that gets [`FaultPoll::Pending`] is polled again when
+    /// [`Platform::unpark`] was called for the word. Many waits may share the word, so a poll may
+    /// find no progress.
     ///
     /// ```
     /// use bindery::{FaultError, FaultPoll, FaultReady, FaultWait, Platform};
@@ -350,8 +353,10 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     /// ```
     ///
     /// Context: may sleep only if the pager sleeps in [`crate::Pager::begin_read`], or the device
-    /// in [`crate::SwapDevice::submit`]; otherwise spins. Complexity: linear in the number of pages
-    /// of all completed requests and answers.
+    /// in [`crate::SwapDevice::submit`]; otherwise spins. Also tries [`Platform::Mutex`], so it is
+    /// not called in an interrupt handler, in a read section or with a spin lock held. Complexity:
+    /// linear in the number of pages of all completed requests and answers, and logarithmic in the
+    /// number of mappings.
     ///
     /// # Errors
     /// As [`FaultError`] says, if the fault fails.

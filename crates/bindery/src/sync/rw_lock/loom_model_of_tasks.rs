@@ -3,7 +3,8 @@
 //! Run with `scripts/loom gate`.
 //!
 //! A task waits on the lock's word, or, if the lock may be freed, on a word of its own
-//! ([`Completions`]). Readers of such a lock only try it, so no thread joins its line. Loom reports a lost wake-up as a deadlock. The last tests leave out one rule
+//! ([`Completions`]). Readers of such a lock only try it, so no thread joins its line. Loom reports a
+//! lost wake-up as a deadlock. The last tests leave out one rule
 //! each ([`Omit`]) and must fail.
 
 use std::sync::Arc;
