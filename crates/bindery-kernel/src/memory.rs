@@ -106,9 +106,9 @@ pub fn leaked_frames() -> i64 {
     FREE_AT_BOOT.load(Ordering::Relaxed) as i64 - free_frame_count() as i64
 }
 
-/// The free frames, including those in caches and those that wait for readers or a purge. The kernel map's
-/// tables count as free, because the map may keep an empty table for the guard page behind a
-/// lasting area. So does the huge zero page, which is never freed once it exists.
+/// The free frames, including those in caches and those that wait for readers or a purge. The
+/// kernel map's tables count as free, because the map may keep an empty table for the guard page
+/// behind a lasting area. So does the huge zero page, which is never freed once it exists.
 fn free_frame_count() -> u64 {
     kernel_map().purge();
     memory().drain_deferred();

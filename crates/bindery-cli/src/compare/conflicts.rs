@@ -15,7 +15,7 @@ use super::guests::{self, Kernel};
 use super::profile::Symbols;
 use super::script::{BEGIN, TO_HOST, failed, host_lines};
 use super::{ours, programs, working_set};
-use crate::bench::conflicts::{Pair, Sharing, TABLE, Word, committed_row, median, pairs};
+use crate::bench::conflicts::{Pair, Sharing, TABLE, Word, committed_row, figure, median, pairs};
 use crate::output::show;
 use crate::plugin::{self, Emulator};
 use crate::size::MIB;
@@ -247,7 +247,7 @@ fn table(bindery: &Figures, linux: Option<&Figures>) -> String {
     for name in bindery.names() {
         let of = |sharing| {
             let theirs = linux.and_then(|linux| linux.lines(sharing, name));
-            format!("{:>9}{:>8}", shown(bindery.lines(sharing, name)), shown(theirs))
+            format!("{:>9}{:>8}", figure(bindery.lines(sharing, name)), figure(theirs))
         };
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{name:30}{} {}", of(Sharing::Threads), of(Sharing::Processes));
@@ -277,14 +277,6 @@ fn data(bindery: &Figures, symbols: &Symbols<'_>) -> String {
     text
 }
 
-fn shown(lines: Option<f64>) -> String {
-    match lines {
-        None => "-".to_owned(),
-        Some(lines) if lines.fract() == 0.0 => format!("{lines:.0}"),
-        Some(lines) => format!("{lines:.1}"),
-    }
-}
-
 /// The rows in which the kernel has more lines than Linux, or shares data where the library shares
 /// none.
 fn excess(bindery: &Figures, linux: Option<&Figures>, library: &str) -> Vec<String> {
@@ -298,14 +290,14 @@ fn excess(bindery: &Figures, linux: Option<&Figures>, library: &str) -> Vec<Stri
             let Some(lines) = bindery.lines(sharing, name) else { continue };
             let theirs = linux.and_then(|linux| linux.lines(sharing, name));
             if theirs.is_some_and(|theirs| lines > theirs) {
-                let text = format!("{name}, {sharing}: {} lines, Linux ", shown(Some(lines)));
-                excess.push(text + &shown(theirs));
+                let text = format!("{name}, {sharing}: {} lines, Linux ", figure(Some(lines)));
+                excess.push(text + &figure(theirs));
             }
             let shared = bindery.shared_lines(sharing, name).unwrap_or_default();
             if shared > 0.0 && alone.and_then(|row| row[column]) == Some(0.0) {
                 let text = format!(
-                    "{name}, {sharing}: {} lines, the library has none",
-                    shown(Some(lines))
+                    "{name}, {sharing}: {} lines with data of both CPUs, the library has none",
+                    figure(Some(shared))
                 );
                 excess.push(text);
             }
@@ -363,7 +355,8 @@ mod tests {
             ["brk, threads: 3 lines, Linux 2"]
         );
         let found = excess(&figures(3, 2, 1), None, library);
-        assert_eq!(found, ["brk, processes: 2 lines, the library has none"]);
+        let text = "brk, processes: 2 lines with data of both CPUs, the library has none";
+        assert_eq!(found, [text]);
         assert_eq!(excess(&ours, None, "header\n----\nbrk   3   0   3   0   7\n").len(), 1);
         let by_layout = "pair 3 3 1 1\nword 0 0 5 0 0\nword 8 0 0 7 0\n".repeat(WARM + 1);
         let all = [recorded(3), by_layout, recorded(1)].concat();

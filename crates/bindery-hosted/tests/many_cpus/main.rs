@@ -4,7 +4,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `limits` | a limit that several CPUs reach: never exceeded, and each refusal is true |
-//! | `commitment` | committed memory at its limit, while processes move, replace and protect mappings |
+//! | `commitment` | committed memory at its limit, while processes change mappings |
 //! | `fronts` | the last free frames, which other CPUs keep for themselves |
 //! | `contents` | calls on overlapping ranges: no page has content that was never stored there |
 

@@ -75,8 +75,9 @@ impl FramePiece {
 /// locks of the object held. So they acquire only innermost spin locks, and call no function of the
 /// core either. [`Object::revoke`] is called without a lock that one of the methods acquires.
 ///
-/// A notice is called in the thread of the call or of the exit that it reports, and never for an
-/// error. `mremap` that moves a part of a mapping makes a mapping of it, moves the pages, and
+/// `mmap` of a private mapping that may be written asks for all of its pages, without a lock of the
+/// core. A notice is called in the thread of the call or of the exit that it reports. A call that
+/// fails may have made mappings and removed them, or split one; it has moved none. `mremap` that moves a part of a mapping makes a mapping of it, moves the pages, and
 /// removes the part; if it moves a whole mapping, it may only move that.
 ///
 /// # Safety
@@ -182,14 +183,23 @@ impl<'o> ShownFrames<'o> {
         piece.frame_of(page).map(|_| piece)
     }
 
-    /// Whether the source has all of these pages of an object of `size` pages now.
-    pub(crate) fn has_all(&self, pages: PageRange, size: u64) -> bool {
+    /// Checks that the source has all of these pages of an object of `size` pages now. Calls
+    /// `between` before each piece.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it lacks a page; those of `between`.
+    pub(crate) fn check_all(
+        &self,
+        pages: PageRange,
+        size: u64,
+        between: impl Fn() -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let mut page = pages.first;
         while page < pages.end {
-            let Some(piece) = self.piece(page, size) else { return false };
-            page = piece.pages().end;
+            between()?;
+            page = self.piece(page, size).ok_or(Error::Invalid)?.pages().end;
         }
-        true
+        Ok(())
     }
 
     pub(super) fn note_mapped(&self) {

@@ -70,12 +70,10 @@ pub use walks::{AnonymousWalk, UnmapWalk, walk_anonymous};
 /// created by `mprotect` instead.
 pub fn plant<P: Platform>(space: &AddressSpace<'_, P>, at: VirtAddr, count: u32, first: Absent) {
     assert!(!matches!(first, Absent::ProtNone { .. }), "PROT_NONE leaves cannot be planted");
-    let mut entry = P::Arch::encode_absent(first);
-    let step = P::Arch::absent_step(entry);
-    for page in 0..u64::from(count) {
-        let at = at.offset(page << PAGE_SHIFT);
-        plant_one(space, at, Level::PTE, entry);
-        entry = Entry(entry.0.wrapping_add(step));
+    let first = P::Arch::encode_absent(first);
+    for page in 0..count {
+        let at = at.offset(u64::from(page) << PAGE_SHIFT);
+        plant_one(space, at, Level::PTE, P::Arch::nth_absent(first, page));
     }
 }
 

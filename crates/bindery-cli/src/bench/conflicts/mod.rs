@@ -20,7 +20,7 @@ use crate::output::show;
 use names::Names;
 use read::{Grace, Program};
 pub use read::{Pair, Sharing, Word, pairs};
-pub use report::committed_row;
+pub use report::{committed_row, figure};
 pub use rows::median;
 
 /// The committed table, from the workspace on.

@@ -155,7 +155,8 @@ pub fn committed_row(committed: &str, operation: &str) -> Option<[Option<f64>; N
     Some(figures)
 }
 
-fn figure(lines: Option<f64>) -> String {
+/// The number of lines as the tables show it.
+pub fn figure(lines: Option<f64>) -> String {
     match lines {
         None => "-".to_owned(),
         Some(lines) if lines.fract() == 0.0 => format!("{lines:.0}"),

@@ -29,8 +29,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// as the parent's.
     ///
     /// Context: may sleep. Complexity: linear in the number of mappings, and in the number of runs
-    /// in mappings with private pages or of frames; one write to a folio's counts per run, one invalidation per
-    /// 64 tables.
+    /// in mappings with private pages or of frames; one write to a folio's counts per run, one
+    /// invalidation per 64 tables.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Overcommitted`], and [`Error::Interrupted`] if a fatal

@@ -11,6 +11,7 @@ use crate::addr::{PAGE_SHIFT, PAGE_SIZE, PageRange, VirtAddr, VirtRange};
 use crate::arch::{Arch, MemoryType};
 use crate::commit::Overcommit;
 use crate::error::{Error, Failure};
+use crate::interrupt;
 use crate::object::{
     Accounting, MAX_SIZE, Object, ObjectState, Sealing, ShownFrames, WritableMapping,
 };
@@ -126,15 +127,17 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// the object's end is also mapped, and an access there fails ([`crate::FaultError::Bus`])
     /// until the object grows. (Linux: `mmap(2)` with a file descriptor.)
     ///
-    /// Context: may sleep.
+    /// Context: may sleep. Complexity: as [`AddressSpace::mmap`]; for a private mapping of a
+    /// [`crate::Memory::frame_object`], also linear in the number of its pieces.
     ///
     /// # Errors
     /// As [`AddressSpace::mmap`]; also [`Error::Unaligned`] and [`Error::TooLarge`] for the offset,
     /// [`Error::AccessDenied`] if the object was not opened for such access or if device memory
     /// would be executable ([`crate::arch::MemoryType::is_executable`]), [`Error::SealForbids`] for
     /// a shared writable mapping of an object that is sealed against writing, [`Error::Invalid`]
-    /// for an object of another [`crate::Memory`], and the errors that
-    /// [`crate::Memory::frame_object`] adds for private mappings.
+    /// for an object of another [`crate::Memory`], the errors that
+    /// [`crate::Memory::frame_object`] adds for private mappings, and [`Error::Interrupted`] for a
+    /// fatal signal while their pieces are asked for.
     pub fn mmap_object(
         &self,
         request: &MapRequest,
@@ -491,10 +494,12 @@ pub(in crate::space) fn admit<'a, P: Platform>(
     {
         // As Linux's `remap_pfn_range` for a mapping that is or may become private and writable.
         let (first, count) = (source.offset >> PAGE_SHIFT, request.length.div_ceil(PAGE_SIZE));
-        let pages = PageRange::from_count(first, count);
-        if !frames.has_all(pages, source.object.state().size_in_pages()) {
-            return Err(Error::Invalid);
-        }
+        let (pages, platform) =
+            (PageRange::from_count(first, count), source.object.memory.platform());
+        frames.check_all(pages, source.object.state().size_in_pages(), || {
+            platform.yield_if_due();
+            interrupt::check(platform)
+        })?;
     }
     if frames.is_some_and(|frames| !frames.memory.is_executable()) {
         if request.protection.contains(Protection::EXECUTE) {

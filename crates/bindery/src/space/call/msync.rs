@@ -74,7 +74,8 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     /// Context: may sleep. `report` is called without locks of the core.
     ///
     /// # Errors
-    /// As [`AddressSpace::msync`]; those of `report`, which end the call, as on Linux.
+    /// As [`AddressSpace::msync`]; those of `report`, which end the call, as on Linux, and replace
+    /// the error of the stores.
     pub fn msync_with(
         &self,
         start: VirtAddr,
@@ -85,7 +86,7 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
         let mut parts = parts(self, start, length, flags)?;
         while let Some(part) = next_file(self, &mut parts, flags)? {
             let stored = part.object.sync(part.offset, part.length);
-            report(&part.object, part.at).and(stored)?;
+            reported(stored, || report(&part.object, part.at))?;
         }
         parts.end()
     }
@@ -174,7 +175,7 @@ impl<'m, P: Platform> MappedWriteback<'m, P> {
                     Ok(blocked @ Step::Blocked(_)) => return Ok(blocked),
                     Err(error) => Err(error),
                 };
-                report(writeback.object(), *at).and(stored)?;
+                reported(stored, || report(writeback.object(), *at))?;
             }
             let Some(part) = next_file(space, parts, self.flags)? else { break };
             let writeback = part.object.begin_sync(part.offset, part.length);
@@ -182,6 +183,16 @@ impl<'m, P: Platform> MappedWriteback<'m, P> {
         }
         self.parts.take().map_or(Ok(()), Parts::end).map(|()| Step::Done)
     }
+}
+
+/// The result of a mapping. An error that is new to the open file replaces that of the stores, which
+/// is the same or a later one. Pages of a call that was interrupted are not stored yet, and their
+/// errors are left to the next call.
+fn reported(
+    stored: Result<(), Error>,
+    report: impl FnOnce() -> Result<(), Error>,
+) -> Result<(), Error> {
+    if stored == Err(Error::Interrupted) { stored } else { report().and(stored) }
 }
 
 /// The mappings of a call.
