@@ -210,6 +210,8 @@ fn run<A: Walk>(held: &Call<A>, other: &Call<A>, hold_at: HoldAt) -> Option<Phas
     let _watcher = machine.bind(Cpu(2));
     let space = AddressSpace::new(&memory, options()).unwrap();
     map(&space, &object, &shared(SHARED, LENGTH)).unwrap();
+    // A private mapping is shown whole when it is made. No access maps these frames.
+    driver.set(&[0, 512].map(|page| (page, new[0].first, new[0].count)));
     map(&space, &object, &fixed(PRIVATE, LENGTH)).unwrap();
     space.enter();
     let (machine, memory, driver) = (machine.clone(), &memory, &driver);
