@@ -95,8 +95,15 @@ static void storm(void (*hog)(void), int number, const char *what) {
     while (storm_goes_on());
     // They go on once memory is back.
     for (int who = 0; who < storm_count; who++)
-        for (uint64_t rounds = shared->rounds[who]; shared->rounds[who] < rounds + 2;)
+        for (uint64_t rounds = shared->rounds[who]; shared->rounds[who] < rounds + 2;) {
+            siginfo_t end = {};
+            waitid(P_PID, bystanders[who], &end, WEXITED | WNOHANG | WNOWAIT);
+            if (end.si_pid != 0) {
+                test_print("bystander %d has ended with status %d", end.si_pid, end.si_status);
+                break;
+            }
             test_sleep(1);
+        }
     shared->over = 1;
     for (int who = 0; who < storm_count; who++)
         STEP_EQUAL(test_wait(bystanders[who]), 0);

@@ -20,6 +20,7 @@ use crate::{control, disk, files, kernel_lock, log, options, time};
 
 use super::facts::ProgramFacts;
 use super::signal::{self, Information, code};
+use super::table::LeftSpace;
 use super::thread::work;
 use super::{
     Capability, Process, background, cpus, credentials, futex, jobs, kill, parking, provoke,
@@ -102,12 +103,12 @@ pub(super) fn end_thread() -> ! {
 /// The last thread of a process ends it.
 fn end_process(process: &Arc<Process>) {
     timer::cancel_all(process);
-    let space = process.space.lock().take();
-    if let Some(space) = &space {
+    let space = LeftSpace::new(process.space.lock().take());
+    if let Some(space) = space.get() {
         process.note_left_memory(space);
     }
     scheduler::unload_space();
-    table::drop_space(space);
+    drop(space);
     lend_back(process);
     *process.facts.lock() = ProgramFacts::default();
     reparent_children(process);

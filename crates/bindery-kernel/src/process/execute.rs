@@ -19,7 +19,7 @@ use super::memory_shortage::Standing;
 use super::program::{Loaded, Texts, Words, load};
 use super::signal::{Actions, Alternate, ThreadSignals};
 use super::state::{ProcessParts, State};
-use super::table::{self, Counted};
+use super::table::{self, Counted, LeftSpace};
 use super::{Process, Thread, end, futex, limits, scheduler, timer};
 
 /// The maximum length of an argument or environment string, including its zero.
@@ -209,7 +209,7 @@ fn become_program(
         thread.become_first();
         table::add_thread(thread);
     }
-    let old = process.space.lock().replace(loaded.space);
+    let old = LeftSpace::new(process.space.lock().replace(loaded.space));
     scheduler::reload_space();
     // Nothing sleeps from here until the process has the rights of its program. Otherwise:
     // 1. A program of root that a user runs would have its new memory but still the user's rights.
@@ -227,11 +227,11 @@ fn become_program(
     let actions = process.actions().without_handlers();
     *process.actions.lock() = actions;
     timer::cancel_created(process);
-    if let Some(old) = &old {
+    if let Some(old) = old.get() {
         process.note_left_memory(old);
     }
     // Sleeping is safe from here on.
-    table::drop_space(old);
+    drop(old);
     end::lend_back(process);
     thread.set_files(Some(files.clone()));
     files.close_on_exec();

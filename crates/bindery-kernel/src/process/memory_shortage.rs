@@ -2,7 +2,7 @@
 
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use crate::errno::Errno;
 use crate::memory::{Space, kernel_map, memory};
@@ -10,12 +10,18 @@ use crate::sync::Mutex;
 use crate::{log, time};
 
 use super::credentials::{Capability, credentials};
-use super::{Process, Thread, all, cpus, kill, scheduler, signal, thread};
+use super::{Process, Thread, all, cpus, kill, scheduler, signal, table, thread};
 
 /// The adjustment of a process that is never killed.
 const NEVER: i32 = -1000;
 /// The adjustment of a process that is killed first.
 const FIRST: i32 = 1000;
+
+/// How long a thread without memory waits for others that leave their address space, in
+/// nanoseconds. Their pages become free at the end of a long walk, which takes seconds where the
+/// CPUs of this machine share few of the host. It is bounded, because a leaver may wait for a lock
+/// of the thread.
+const PATIENCE_WITH_LEAVERS: u64 = 30 * time::SECOND;
 
 /// A process's rank when memory runs out. Children inherit it, and `execve` preserves it.
 #[derive(Default)]
@@ -92,6 +98,9 @@ impl Process {
 /// The memory of the process that was killed last. Until it is freed, no other process is killed.
 static DYING: Mutex<Weak<Space>> = Mutex::new(Weak::new());
 
+/// The number of victims whose memory was freed since power-on.
+static FREED_VICTIMS: AtomicU64 = AtomicU64::new(0);
+
 /// The pages of the machine's memory and of all swap areas.
 fn memory_and_swap() -> u64 {
     memory().total_frames() + memory().swap_areas().map(|area| area.slots).sum::<u64>()
@@ -118,7 +127,7 @@ pub fn memory_ran_out() -> bool {
     }
     let free = memory().free_frame_count();
     wait_for_interrupted(&thread);
-    if memory().free_frame_count() > free {
+    if memory().free_frame_count() > free || has_another_attempt(&thread) {
         return signal::must_end(&thread);
     }
     let space = DYING.lock().clone();
@@ -141,13 +150,38 @@ pub fn memory_ran_out() -> bool {
     signal::must_end(&thread)
 }
 
-/// Waits for threads that yielded while they freed memory, by reclaim or by ending a process, and
-/// for other CPUs in the core. A thread that finds no memory itself also calls this function; the
-/// others do not wait for it, so the last one continues.
+/// Whether a victim was freed since the thread ran out of memory the last time. Then its attempt
+/// may have failed before that, and waited for the kernel's lock while another thread's victim
+/// freed all that is needed: killing one more process would be wrong. Each victim allows one more
+/// attempt of each thread.
+fn has_another_attempt(thread: &Thread) -> bool {
+    let freed = FREED_VICTIMS.load(Ordering::Relaxed);
+    thread.victims_seen.swap(freed, Ordering::Relaxed) != freed
+}
+
+/// Notes that an address space was freed.
+pub(super) fn note_freed(space: &Weak<Space>) {
+    if DYING.lock().ptr_eq(space) {
+        FREED_VICTIMS.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Waits for threads that yielded while they freed memory by reclaim, for processes that leave
+/// their memory, and for other CPUs in the core. A thread that finds no memory itself also calls
+/// this function; the others do not wait for it, so the last one continues.
 fn wait_for_interrupted(thread: &Thread) {
-    let patience = time::now() + time::SECOND;
-    let are_any = || scheduler::yielded() > 0 || cpus::is_any_beside();
-    while are_any() && !signal::must_end(thread) && time::now() < patience {
+    let begun = time::now();
+    while !signal::must_end(thread) {
+        let patience = if table::leaving_spaces() > 0 {
+            PATIENCE_WITH_LEAVERS
+        } else if scheduler::yielded() > 0 || cpus::is_any_beside() {
+            time::SECOND
+        } else {
+            return;
+        };
+        if time::now() > begun + patience {
+            return;
+        }
         time::expired();
         scheduler::yield_now();
     }

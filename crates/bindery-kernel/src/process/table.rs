@@ -11,7 +11,7 @@ use crate::memory::Space;
 use crate::sync::Mutex;
 use crate::{heap, options};
 
-use super::{Process, Thread};
+use super::{Process, Thread, memory_shortage};
 
 /// New numbers are below this (`/proc/sys/kernel/pid_max`).
 static MAXIMUM_ID: AtomicU32 = AtomicU32::new(32_768);
@@ -24,6 +24,9 @@ const FIRST_OF_ROUND: u32 = 300;
 
 /// The number of processes and threads since power-on.
 static CREATED: AtomicU64 = AtomicU64::new(0);
+
+/// The number of [`LeftSpace`]s.
+static LEAVING: AtomicU32 = AtomicU32::new(0);
 
 /// The maximum number of threads per process, on average.
 const THREADS_PER_PROCESS: usize = 4;
@@ -212,19 +215,49 @@ fn add_space(space: &Arc<Space>) {
     table.spaces.push(Arc::downgrade(space));
 }
 
+/// The handle of a process that leaves its address space, and drops it. From here until its memory
+/// is free, the space has no process, and at the end no handle either, and the dropping thread may
+/// lend the kernel's lock: [`leaving_spaces`] counts it for all that time.
+pub(super) struct LeftSpace(Option<Arc<Space>>);
+
+impl LeftSpace {
+    pub(super) fn new(space: Option<Arc<Space>>) -> Self {
+        LEAVING.fetch_add(1, Ordering::Relaxed);
+        Self(space)
+    }
+
+    pub(super) fn get(&self) -> Option<&Space> {
+        self.0.as_deref()
+    }
+}
+
+impl Drop for LeftSpace {
+    fn drop(&mut self) {
+        if let Some(space) = self.0.take() {
+            drop_space(space);
+        }
+        LEAVING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Drops a process's handle to its address space. If it was the last one, the CPU that has used the
 /// memory of the handle frees it, and not the next one that adds a space.
-pub(super) fn drop_space(space: Option<Arc<Space>>) {
-    let Some(space) = space else { return };
+fn drop_space(space: Arc<Space>) {
     let known = Arc::downgrade(&space);
     drop(space);
     if known.strong_count() == 0 {
+        memory_shortage::note_freed(&known);
         let mut table = TABLE.lock();
         let found = table.spaces.iter().position(|other| other.ptr_eq(&known));
         let found = found.map(|at| table.spaces.swap_remove(at));
         drop(table);
         drop(found);
     }
+}
+
+/// The number of processes that are about to free their address space, or drop their handle to it.
+pub(super) fn leaving_spaces() -> u32 {
+    LEAVING.load(Ordering::Relaxed)
 }
 
 /// All address spaces, each held while the caller uses it, so the memory of an ended process is

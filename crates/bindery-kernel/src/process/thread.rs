@@ -114,6 +114,8 @@ pub struct Thread {
     pub(super) faults_before: AtomicU64,
     /// Faults with a read of content.
     pub major_faults: AtomicU64,
+    /// The number of freed victims when the thread last ran out of memory.
+    pub(super) victims_seen: AtomicU64,
     /// Whether the thread sleeps; owned by the scheduler.
     pub(super) asleep: AtomicBool,
     /// The CPU that runs the thread, or [`NO_CPU`]; owned by the scheduler, which keeps it only if
@@ -194,6 +196,7 @@ impl Thread {
             run_time: AtomicU64::new(0),
             faults_before: AtomicU64::new(0),
             major_faults: AtomicU64::new(0),
+            victims_seen: AtomicU64::new(0),
             asleep: AtomicBool::new(true),
             runs_on: AtomicU32::new(NO_CPU),
             allowed: AtomicU64::new(u64::MAX),
