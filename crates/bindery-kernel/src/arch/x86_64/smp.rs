@@ -7,7 +7,7 @@
 use alloc::boxed::Box;
 use core::arch::global_asm;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use crate::boot::Stretch;
 use crate::process::scheduler;
@@ -23,8 +23,9 @@ pub const FIRST_PAGE: Range<u64> = 0x8000..0x9000;
 /// As large as the stack of a thread, because the idle loop serves interrupts and ends the machine.
 const STACK_SIZE: usize = 32 << 10;
 
-/// The time for a CPU to start, in nanoseconds; it is started twice.
-const PATIENCE: u64 = 100_000_000;
+/// The times for a CPU to start, in nanoseconds. The second attempt is for processors that miss the
+/// first. A virtual CPU also waits for its share of the host.
+const PATIENCE: [u64; 2] = [100_000_000, 10_000_000_000];
 
 /// Commands of the local APIC (Intel SDM volume 3A, "Local Interrupt Command Register").
 const INIT: u32 = 0x4500;
@@ -94,6 +95,10 @@ unsafe extern "C" {
 /// The root that identity-maps the first page.
 static ROOT: AtomicU64 = AtomicU64::new(0);
 
+/// The CPU that is awaited; 0 for none. Either the CPU takes the number away when it arrives, or the
+/// first CPU when it gives up. So a late CPU sees that nothing counts on it.
+static AWAITED: AtomicU16 = AtomicU16::new(0);
+
 /// Builds the tables on which other CPUs begin.
 pub fn begin(tables: &mut page_tables::Tables) {
     let page = Stretch { start: FIRST_PAGE.start, end: FIRST_PAGE.end };
@@ -108,7 +113,7 @@ pub fn start_other_cpus(count: usize) {
     for (id, number) in others.zip(1..count as u16) {
         interrupts::set_id(number, id);
         if !start(id, number) {
-            // The first page is not written again, since this CPU may still start late.
+            // The first page is not written again, since this CPU may still run the code there.
             log!(
                 "CPU {number} does not respond: the kernel goes on without it and all further ones"
             );
@@ -132,13 +137,20 @@ fn start(id: u32, number: u16) -> bool {
         let stack = core::ptr::from_mut(stack).add(1) as u64;
         data.write_unaligned([ROOT.load(Ordering::Relaxed), stack, &raw mut *local as u64]);
     }
+    AWAITED.store(number, Ordering::Release);
     interrupts::send(id, INIT);
     wait(10_000, || false);
-    // The second attempt is for processors that miss the first.
-    (0..2).any(|_| {
+    let is_up = || requests::others() >= u32::from(number);
+    let answers = PATIENCE.into_iter().any(|patience| {
         interrupts::send(id, START_UP);
-        wait(PATIENCE, || requests::others() >= u32::from(number))
-    })
+        wait(patience, is_up)
+    });
+    if !answers && AWAITED.swap(0, Ordering::AcqRel) == number {
+        return false;
+    }
+    // A CPU that has arrived goes on by itself.
+    while !wait(PATIENCE[0], is_up) {}
+    true
 }
 
 fn first_page_end_offset() -> usize {
@@ -160,6 +172,12 @@ fn wait(patience: u64, done: impl Fn() -> bool) -> bool {
 /// The entry of another CPU in 64-bit mode.
 extern "C" fn arrived(local: *mut Local) -> ! {
     tlb::unload_root();
+    if AWAITED.swap(0, Ordering::AcqRel) == 0 {
+        // Interrupts are off, so nothing wakes this CPU.
+        loop {
+            x86_64::instructions::hlt();
+        }
+    }
     // SAFETY: `start` made the block for this CPU, and the first CPU has made the gates.
     unsafe { Local::load(local) };
     cpu_features::enable();
