@@ -176,6 +176,8 @@ fn a_writer_wakes_the_tasks() {
 #[test]
 fn a_removal_wakes_the_tasks() {
     assert!(explore(Omit::Nothing, [remove, poll]) > 0);
+    assert!(explore(Omit::Nothing, [remove, poll, poll]) > 0);
+    assert!(explore(Omit::Nothing, [remove, look, poll]) > 0);
 }
 
 #[test]
@@ -208,6 +210,18 @@ fn a_silent_writer_strands_the_task() {
 #[should_panic(expected = "deadlock")]
 fn a_silent_removal_strands_the_task() {
     explore(Omit::NoteAtRemoval, [remove, poll]);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_silent_removal_strands_both_tasks() {
+    explore(Omit::NoteAtRemoval, [remove, poll, poll]);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_silent_removal_strands_tasks_beside_readers() {
+    explore(Omit::NoteAtRemoval, [remove, look, poll]);
 }
 
 #[test]
