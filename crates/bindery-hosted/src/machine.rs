@@ -229,6 +229,12 @@ impl<A: Walk> Machine<A> {
         self.shared.parking.asleep()
     }
 
+    /// The number of calls of [`Platform::unpark`]. The core makes none for a word on which no thread
+    /// or task is counted as waiting.
+    pub fn unparks(&self) -> u64 {
+        self.shared.parking.unparks()
+    }
+
     /// Makes [`Platform::collect_memory`] call `collect`, like an embedder that frees its caches.
     pub fn on_collect(&self, collect: impl Fn() + Send + Sync + 'static) {
         self.shared.collections.set(Box::new(collect));

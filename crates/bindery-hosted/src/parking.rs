@@ -95,6 +95,8 @@ pub(crate) struct Parking {
     asleep: AtomicU32,
     /// The number of the next sleep.
     next: AtomicU64,
+    /// The number of wake-ups so far.
+    unparks: AtomicU64,
     seed: u64,
 }
 
@@ -115,8 +117,9 @@ impl Parking {
     /// No thread sleeps. The seed determines the spurious wake-ups.
     pub(crate) fn new((limit, brief): (Duration, Duration), seed: u64) -> Self {
         let builder = thread::current();
-        let (sleepers, asleep, next) = (Mutex::default(), AtomicU32::new(0), AtomicU64::new(0));
-        Self { limit, brief, builder, sleepers, asleep, next, seed }
+        let (sleepers, asleep) = (Mutex::default(), AtomicU32::new(0));
+        let [next, unparks] = [const { AtomicU64::new(0) }; 2];
+        Self { limit, brief, builder, sleepers, asleep, next, unparks, seed }
     }
 
     /// Puts the calling thread, on `cpu`, to sleep until `word` is unparked.
@@ -183,8 +186,14 @@ impl Parking {
         self.asleep.load(Ordering::Acquire)
     }
 
+    /// The number of calls of [`Parking::unpark`].
+    pub(crate) fn unparks(&self) -> u64 {
+        self.unparks.load(Ordering::Relaxed)
+    }
+
     /// Wakes all threads that sleep on the word.
     pub(crate) fn unpark(&self, word: *const AtomicU32) {
+        self.unparks.fetch_add(1, Ordering::Relaxed);
         // SAFETY: as in `park`. If the word was freed and its address reused, a thread that waits
         // for the new word checks again.
         unsafe { unpark_all(word.addr(), DEFAULT_UNPARK_TOKEN) };

@@ -3,10 +3,12 @@
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use super::model::{CELLS, Kind, MOST_PAGES};
+use super::model::{CELL, CELLS, Kind, MOST_PAGES};
 
 /// The pages of the arena that calls use: small mappings, and both ends of a 2 MiB range.
-pub const SMALL: u64 = 48;
+pub const SMALL: u64 = 56;
+/// The cell at which the heap starts, within a page.
+pub const HEAP: u64 = 48 * CELLS + 3;
 /// The first page of the 2 MiB range.
 pub const LARGE: u64 = 512;
 /// The number of pages of the 2 MiB range.
@@ -17,9 +19,18 @@ pub const LARGE_PAGES: u64 = 512;
 pub struct Span {
     pub first: u64,
     pub pages: u64,
+    /// The bytes of the first page before the range of the call.
+    pub head: u64,
+    /// The bytes of the last page behind it.
+    pub tail: u64,
 }
 
 impl Span {
+    /// Whole pages.
+    pub const fn of(first: u64, pages: u64) -> Self {
+        Self { first, pages, head: 0, tail: 0 }
+    }
+
     pub fn all(self) -> std::ops::Range<u64> {
         self.first..self.first + self.pages
     }
@@ -66,9 +77,15 @@ pub enum What {
     Advise(Span, u64),
     Lock(Span, bool),
     Unlock(Span),
-    LockAll,
+    /// The raw flags.
+    LockAll(u8),
     UnlockAll,
+    /// The heap ends at this cell.
+    Break(u64),
     Store(Span),
+    /// Tells which pages are in memory. The number is the address of the answers, in bytes of the
+    /// arena.
+    Tell(Span, u64),
     /// Copies from the program.
     Load(Cells),
     /// Copies to the program, with this value.
@@ -83,7 +100,8 @@ pub enum What {
     Touch(u64, bool),
     /// The number of the object first.
     Read(usize, Cells),
-    Write(usize, Cells, u8),
+    /// Object, cells, value. In steps, the source stops once, at this cell of the call.
+    Write(usize, Cells, u8, u64),
     Sync(usize, Cells),
 }
 
@@ -107,6 +125,8 @@ pub enum Step {
     /// A call of this process; whether it takes steps; the seed of the answers during its sleeps.
     Make(u8, What, bool, u64),
     Advance(u8, Way, u64),
+    /// A fatal signal comes during the next call or step, after this many questions for it.
+    Kill(u8),
     Cancel(u8),
     /// The pager answers a request.
     Answer(u64),
@@ -116,8 +136,9 @@ pub enum Step {
     Keep(bool, bool),
     /// A store of the program to this cell, if the page is mapped and writable already.
     Poke(u8, u64, u8),
+    /// The number of the object, and its size in cells.
     Resize(usize, u64, u64),
-    Punch(usize, u64, u64),
+    Punch(usize, Cells, u64),
     ReadAhead(u64),
     Evict,
     Reclaim(u64, u64),
@@ -133,15 +154,21 @@ fn page() -> impl Strategy<Value = u64> {
     ]
 }
 
-fn span() -> impl Strategy<Value = Span> {
+fn whole_span() -> impl Strategy<Value = Span> {
     (page(), 1..=12_u64).prop_map(|(first, pages)| {
         let end = if first < SMALL { SMALL } else { (first / 8 + 1) * 8 };
-        Span { first, pages: pages.min(end - first) }
+        Span::of(first, pages.min(end - first))
     })
 }
 
+fn span() -> impl Strategy<Value = Span> {
+    let head = prop_oneof![15 => Just(0), 1 => 1..2048_u64];
+    let tail = prop_oneof![3 => Just(0), 1 => 1..2048_u64];
+    (whole_span(), head, tail).prop_map(|(span, head, tail)| Span { head, tail, ..span })
+}
+
 fn cells() -> impl Strategy<Value = Cells> {
-    (span(), 0..CELLS, 0..CELLS).prop_map(|(span, head, tail)| {
+    (whole_span(), 0..CELLS, 0..CELLS).prop_map(|(span, head, tail)| {
         let (first, end) = (span.first * CELLS + head, (span.first + span.pages) * CELLS);
         Cells { first, count: end.saturating_sub(first + tail).max(1) }
     })
@@ -151,6 +178,10 @@ fn object_cells() -> impl Strategy<Value = Cells> {
     let most = MOST_PAGES * CELLS;
     (0..20 * CELLS, 1..6 * CELLS)
         .prop_map(move |(first, count)| Cells { first, count: count.min(most - first) })
+}
+
+fn size() -> impl Strategy<Value = u64> {
+    prop_oneof![(0..24_u64).prop_map(|pages| pages * CELLS), 0..24 * CELLS]
 }
 
 fn copied() -> impl Strategy<Value = Copied> {
@@ -179,14 +210,17 @@ fn what() -> impl Strategy<Value = What> {
         4 => (span(), 0..3_u8).prop_map(|(s, p)| What::Protect(s, p)),
         3 => (span(), 0..SMALL - 12).prop_map(|(s, to)| What::Remap(s, to)),
         10 => (span(), advice).prop_map(|(s, a)| What::Advise(s, a)),
-        2 => page().prop_map(|first| What::Advise(Span { first, pages: 1 }, 9)),
-        2 => Just(What::Advise(Span { first: LARGE, pages: LARGE_PAGES }, 25)),
-        1 => Just(What::Advise(Span { first: LARGE, pages: LARGE_PAGES }, 21)),
+        2 => page().prop_map(|first| What::Advise(Span::of(first, 1), 9)),
+        2 => Just(What::Advise(Span::of(LARGE, LARGE_PAGES), 25)),
+        1 => Just(What::Advise(Span::of(LARGE, LARGE_PAGES), 21)),
         4 => (span(), any::<bool>()).prop_map(|(s, on)| What::Lock(s, on)),
         2 => span().prop_map(What::Unlock),
-        1 => Just(What::LockAll),
+        1 => prop_oneof![2 => Just(1), 1 => 2..4_u8].prop_map(What::LockAll),
         1 => Just(What::UnlockAll),
+        4 => (0..8 * CELLS).prop_map(|end| What::Break(HEAP - CELLS + end)),
         4 => span().prop_map(What::Store),
+        5 => (span(), page(), prop_oneof![0..4096_u64, 4086..4096_u64])
+            .prop_map(|(s, p, inside)| What::Tell(s, p * CELLS * CELL + inside)),
         8 => cells().prop_map(What::Load),
         10 => (cells(), 0..63_u8).prop_map(|(c, v)| What::Fill(c, v)),
         6 => copied().prop_map(What::Copy),
@@ -194,7 +228,8 @@ fn what() -> impl Strategy<Value = What> {
         1 => Just(What::SwapInObjects),
         6 => (page(), any::<bool>()).prop_map(|(p, w)| What::Touch(p, w)),
         6 => (object.clone(), object_cells()).prop_map(|(o, c)| What::Read(o, c)),
-        8 => (object, object_cells(), 0..63_u8).prop_map(|(o, c, v)| What::Write(o, c, v)),
+        8 => (object, object_cells(), 0..63_u8, 0..5 * CELLS)
+            .prop_map(|(o, c, v, stop)| What::Write(o, c, v, stop)),
         4 => object_cells().prop_map(|c| What::Sync(0, c)),
     ]
 }
@@ -212,14 +247,15 @@ fn step() -> impl Strategy<Value = Step> {
         3 => any::<u8>().prop_map(Step::Cancel),
         10 => any::<u64>().prop_map(Step::Answer),
         4 => Just(Step::Serve),
+        2 => (0..6_u8).prop_map(Step::Kill),
         1 => prop::bool::weighted(0.8).prop_flat_map(|r| (Just(r), prop::bool::weighted(0.8)))
             .prop_map(|(r, w)| Step::Keep(r, w)),
         4 => (any::<u8>(), page(), 0..CELLS, 0..63_u8)
             .prop_map(|(by, p, c, v)| Step::Poke(by, p * CELLS + c, v)),
-        1 => (object.clone(), 0..24_u64, any::<u64>()).prop_map(|(o, p, n)| Step::Resize(o, p, n)),
-        1 => (object, 0..20_u64, any::<u64>()).prop_map(|(o, p, n)| Step::Punch(o, p, n)),
+        1 => (object.clone(), size(), any::<u64>()).prop_map(|(o, s, n)| Step::Resize(o, s, n)),
+        1 => (object, object_cells(), any::<u64>()).prop_map(|(o, c, n)| Step::Punch(o, c, n)),
         1 => (0..16_u64).prop_map(Step::ReadAhead),
-        1 => Just(Step::Evict),
+        2 => Just(Step::Evict),
         1 => (1..64_u64, any::<u64>()).prop_map(|(p, n)| Step::Reclaim(p, n)),
         1 => (any::<u8>(), any::<u64>()).prop_map(|(by, n)| Step::Fork(by, n)),
         1 => (any::<u8>(), any::<u64>()).prop_map(|(by, n)| Step::Exit(by, n)),

@@ -5,35 +5,50 @@ use bindery::addr::VirtAddr;
 use bindery_linux as linux;
 
 use super::action::{Cells, What};
-use super::calls::{Made, raw};
+use super::calls::{EINVAL, Made, raw};
 use super::flight::bytes;
 use super::model::{CELL, CELLS, Page, Source, filled};
 use super::world::{AT, World, address};
 
 impl World<'_, '_> {
+    /// Runs a call that may sleep, and that a signal may end.
+    fn blocking<R>(&self, work: impl FnOnce() -> R) -> R {
+        self.send_signal();
+        let result = self.server.with(work);
+        if self.take_back_signal() {
+            self.killed.set(self.killed.get() + 1);
+        }
+        result
+    }
+
+    /// The failed answers so far, and the blocking calls during which a signal came.
+    fn failures(&self) -> u64 {
+        self.failed() + self.killed.get()
+    }
+
     /// Makes a call that returns when it is done.
     pub fn block(&mut self, by: usize, what: What) {
-        let (server, space, failed) = (self.server, self.space(by), self.failed());
+        let (space, failed) = (self.space(by), self.failures());
         let at = |cells: Cells| VirtAddr(AT + cells.first * CELL);
         let length = |cells: Cells| (cells.count * CELL) as usize;
         match what {
             What::Load(cells) => {
                 let mut into = vec![0; length(cells)];
-                let read = server.with(|| space.read_user(at(cells), &mut into));
+                let read = self.blocking(|| space.read_user(at(cells), &mut into));
                 self.observe();
                 match read {
                     Ok(()) => self.check_load(by, cells, &into, 0..cells.count),
                     Err(error) => {
                         let is_right = self.accessible(by, cells, false) < cells.count;
-                        assert!(is_right || self.failed() > failed, "a copy fails: {error}");
+                        assert!(is_right || self.failures() > failed, "a copy fails: {error}");
                     }
                 }
             }
             What::Fill(cells, value) => {
                 let from = bytes(cells, value);
-                let written = server.with(|| space.write_user(at(cells), &from));
+                let written = self.blocking(|| space.write_user(at(cells), &from));
                 let most = self.accessible(by, cells, true);
-                let (has_failed, is_done) = (self.failed() > failed, written.is_ok());
+                let (has_failed, is_done) = (self.failures() > failed, written.is_ok());
                 assert!(is_done || most < cells.count || has_failed, "a copy fails: {written:?}");
                 assert!(!is_done || most == cells.count, "a copy writes a page without right");
                 if is_done || !has_failed {
@@ -49,7 +64,7 @@ impl World<'_, '_> {
                 let other = self.space(self.other(copied));
                 let (here, there) = (at(copied.here), VirtAddr(AT + copied.there * CELL));
                 let bytes = copied.here.count * CELL;
-                let result = server.with(|| {
+                let result = self.blocking(|| {
                     if copied.is_from_other {
                         space.copy_from(here, other, there, bytes)
                     } else {
@@ -60,49 +75,49 @@ impl World<'_, '_> {
                 self.copied(by, copied, 0..done, true);
                 self.observe();
                 let is_reached = done < copied.here.count && self.is_copied(by, copied, done);
-                assert!(!is_reached || self.failed() > failed, "a copy fails: {result:?}");
+                assert!(!is_reached || self.failures() > failed, "a copy fails: {result:?}");
             }
             What::SwapIn => {
-                let back = server.with(|| space.swap_in_area(&self.area));
-                assert!(back.is_ok() || self.failed() > failed, "a swap-in fails: {back:?}");
+                let back = self.blocking(|| space.swap_in_area(&self.area));
+                assert!(back.is_ok() || self.failures() > failed, "a swap-in fails: {back:?}");
             }
             What::SwapInObjects => {
-                let back = server.with(|| self.memory.swap_in_objects(&self.area));
-                assert!(back.is_ok() || self.failed() > failed, "a swap-in fails: {back:?}");
+                let back = self.blocking(|| self.memory.swap_in_objects(&self.area));
+                assert!(back.is_ok() || self.failures() > failed, "a swap-in fails: {back:?}");
             }
             What::Touch(page, writes) => {
                 let access = if writes { Access::Write } else { Access::Read };
-                let resolved = server.with(|| space.fault(address(page), access));
+                let resolved = self.blocking(|| space.fault(address(page), access));
                 self.observe();
                 let is_right = self.model.find(by, page, writes).is_some() == resolved.is_ok();
-                let has_failed = resolved.is_err() && self.failed() > failed;
+                let has_failed = resolved.is_err() && self.failures() > failed;
                 assert!(is_right || has_failed, "page {page}: {resolved:?}");
             }
             What::Read(object, cells) => {
                 let mut into = vec![0; length(cells)];
                 let object_read = &self.objects[object];
-                let read = server.with(|| object_read.read(cells.first * CELL, &mut into));
-                let has_failed = self.failed() > failed;
+                let read = self.blocking(|| object_read.read(cells.first * CELL, &mut into));
+                let has_failed = self.failures() > failed;
                 let done = read.map_or(0, |bytes| bytes as u64 / CELL);
                 self.check_read(object, cells, &into, 0..done);
                 let left = self.model.objects[object].size.saturating_sub(cells.first);
                 let is_whole = done == left.min(cells.count);
                 assert!(is_whole && read.is_ok() || has_failed, "a read: {read:?}");
             }
-            What::Write(object, cells, value) => {
+            What::Write(object, cells, value, _) => {
                 let from = bytes(cells, value);
                 let object_written = &self.objects[object];
-                let written = server.with(|| object_written.write(cells.first * CELL, &from));
+                let written = self.blocking(|| object_written.write(cells.first * CELL, &from));
                 self.observe();
                 let done = written.map_or(0, |bytes| bytes as u64 / CELL);
                 self.write(object, cells.first, value, 0..done);
                 let is_whole = done == cells.count;
-                assert!(is_whole || self.failed() > failed, "a write: {written:?}");
+                assert!(is_whole || self.failures() > failed, "a write: {written:?}");
             }
             What::Sync(object, cells) => {
-                let synced = server
-                    .with(|| self.objects[object].sync(cells.first * CELL, cells.count * CELL));
-                let has_failed = self.failed() > failed;
+                let synced = self
+                    .blocking(|| self.objects[object].sync(cells.first * CELL, cells.count * CELL));
+                let has_failed = self.failures() > failed;
                 assert!(synced.is_ok() || has_failed, "a sync fails: {synced:?}");
                 if synced.is_ok() && !has_failed {
                     self.assert_stored(cells.first..cells.first + cells.count, self.model.now);
@@ -111,22 +126,35 @@ impl World<'_, '_> {
             _ => {
                 let ((call, arguments), expected) = (raw(what), self.expected(by, what));
                 let made = self.made(by, what);
-                let result = server.with(|| linux::call(self.caller(by), call, arguments));
+                let mut answers = match what {
+                    What::Tell(span, at) => Some(self.answers(by, span, at)),
+                    _ => None,
+                };
+                let result = self.blocking(|| linux::call(self.caller(by), call, arguments));
                 self.apply(by, what);
                 self.observe();
-                let is_alone = self.failed() == failed;
+                let is_alone = self.failures() == failed;
                 assert!(
                     expected.allows(result, is_alone),
                     "{what:?} returns {result} (alone: {is_alone}): {expected:?}"
                 );
                 let made = Made { born: self.model.now, ..made };
                 self.returned(&made, result, is_alone);
+                if let Some(answers) = &mut answers
+                    && result != EINVAL
+                {
+                    self.allow_answers(by, answers);
+                    self.forget_answers(by, answers);
+                    if result == 0 {
+                        self.check_answers(by, answers, true);
+                    }
+                }
             }
         }
     }
 
     /// Notes that a copy has ended at some page: each cell is written or not.
-    fn forget(&mut self, by: usize, cells: Cells, most: u64) {
+    pub fn forget(&mut self, by: usize, cells: Cells, most: u64) {
         let all = || (cells.first..cells.first + most).map(|cell| (cell, cell / CELLS));
         let is_private = |page: &Page| matches!(page.source, Source::Private(_));
         for (cell, page) in all() {
@@ -145,7 +173,7 @@ impl World<'_, '_> {
     }
 
     /// The number of cells from the first on that an access reaches.
-    fn accessible(&self, by: usize, cells: Cells, writes: bool) -> u64 {
+    pub fn accessible(&self, by: usize, cells: Cells, writes: bool) -> u64 {
         let is_found =
             |index: &u64| self.model.find(by, (cells.first + index) / CELLS, writes).is_some();
         (0..cells.count).take_while(is_found).count() as u64

@@ -3,15 +3,15 @@
 use bindery::arch::KeyRights;
 use bindery::{
     Access, CallPoll, CallReady, CallWait, FaultPoll, FaultReady, FaultWait, ParkedOn, PendingCopy,
-    PendingObjectSwapIn, PendingRead, PendingSwapIn, PendingUserCopy, PendingWrite, Step,
+    PendingObjectSwapIn, PendingRead, PendingSwapIn, PendingUserCopy, PendingWrite, Platform, Step,
     TriedFault, Writeback,
 };
 use bindery_linux::{CallStep, PendingCall};
 
 use super::action::{Cells, Way, What};
-use super::calls::{Expected, Made, raw};
+use super::answers::Answers;
+use super::calls::{EINVAL, Expected, Made, raw};
 use super::model::{CELL, CELLS, filled};
-use super::verify::assert_cell;
 use super::world::{AT, P, World, address};
 use bindery::addr::VirtAddr;
 
@@ -20,7 +20,7 @@ const MOST_POLLS: u32 = 10_000;
 
 /// The rest of a call.
 enum Body<'m> {
-    Call(Box<PendingCall<'m, P>>, Expected, Made),
+    Call(Box<PendingCall<'m, P>>, Expected, Made, Option<Answers>),
     Load(PendingUserCopy, Vec<u8>),
     Fill(PendingUserCopy, Vec<u8>),
     Copy(Box<PendingCopy>),
@@ -67,6 +67,8 @@ pub struct Flight<'w, 'm> {
     is_first: bool,
     /// Whether mappings or objects have changed in between.
     pub is_disturbed: bool,
+    /// Whether a signal came during a step or a wait.
+    is_killed: bool,
 }
 
 /// The bytes of a call that fills cells.
@@ -130,7 +132,7 @@ impl<'w, 'm> World<'w, 'm> {
                 let read = PendingRead::new(object, cells.first * CELL, length(cells)).unwrap();
                 Body::Read(read, vec![0; length(cells)])
             }
-            What::Write(object, cells, value) => {
+            What::Write(object, cells, value, _) => {
                 let object = &self.objects[object];
                 let write = PendingWrite::new(object, cells.first * CELL, length(cells)).unwrap();
                 Body::Write(write, bytes(cells, value))
@@ -142,7 +144,11 @@ impl<'w, 'm> World<'w, 'm> {
             _ => {
                 let (call, arguments) = raw(what);
                 let call = Box::new(PendingCall::new(call, arguments));
-                Body::Call(call, self.expected(by, what), self.made(by, what))
+                let answers = match what {
+                    What::Tell(span, at) => Some(self.answers(by, span, at)),
+                    _ => None,
+                };
+                Body::Call(call, self.expected(by, what), self.made(by, what), answers)
             }
         };
         let flight = Flight {
@@ -157,7 +163,9 @@ impl<'w, 'm> World<'w, 'm> {
             failed: self.failed(),
             is_first: true,
             is_disturbed: false,
+            is_killed: false,
         };
+        self.send_signal();
         self.run(flight);
     }
 
@@ -165,16 +173,33 @@ impl<'w, 'm> World<'w, 'm> {
     fn run(&mut self, mut flight: Flight<'w, 'm>) {
         let before = flight.progress();
         let end = self.server.without_sleep(|| self.one_step(&mut flight));
+        flight.is_killed |= self.take_back_signal();
         if flight.is_first && matches!(flight.body, Body::Call(..)) {
             self.apply(flight.by, flight.what);
         }
         self.check(&flight, before, &end);
+        self.check_step_of_answers(&mut flight, &end);
         flight.is_first = false;
         self.observe();
         if matches!(end, End::Blocked) {
             self.flights.push(flight);
         } else {
             self.server.with(|| drop(flight));
+        }
+    }
+
+    /// Checks the answers of `mincore` after a step.
+    fn check_step_of_answers(&mut self, flight: &mut Flight<'w, 'm>, end: &End) {
+        let Body::Call(.., Some(answers)) = &mut flight.body else { return };
+        if let End::Result(EINVAL) = end {
+            return;
+        }
+        if flight.is_first {
+            self.allow_answers(flight.by, answers);
+        }
+        self.forget_answers(flight.by, answers);
+        if let End::Result(0) = end {
+            self.check_answers(flight.by, answers, flight.is_first);
         }
     }
 
@@ -198,7 +223,23 @@ impl<'w, 'm> World<'w, 'm> {
             Body::SwapIn(call) => call.step(space, ready).map_err(of_error),
             Body::SwapInObjects(call) => call.step(ready).map_err(of_error),
             Body::Read(read, into) => read.step(ready, into).map_err(of_error),
-            Body::Write(write, from) => write.step(ready, from).map_err(of_error),
+            Body::Write(write, from) => {
+                let What::Write(.., stop) = flight.what else { unreachable!() };
+                let (stop, mut has_stopped) = ((stop * CELL) as usize, false);
+                let step = write.step_with(ready, |done, to, length| {
+                    let left = if done < stop { stop - done } else { length };
+                    has_stopped |= left < length;
+                    let piece = &from[done..done + length.min(left)];
+                    // SAFETY: the bytes at `to` belong to the object, without a reference to them.
+                    unsafe { self.machine.write_bytes(to, piece) };
+                    piece.len()
+                });
+                // The rest follows in the next step.
+                if has_stopped && matches!(step, Ok(Step::Done)) {
+                    return End::Blocked;
+                }
+                step.map_err(of_error)
+            }
             Body::Sync(sync) => sync.step().map_err(of_error),
             Body::Touch => {
                 let What::Touch(page, writes) = flight.what else { unreachable!() };
@@ -232,10 +273,12 @@ impl<'w, 'm> World<'w, 'm> {
     pub fn advance(&mut self, which: usize, way: Way) {
         let mut flight = self.flights.swap_remove(which);
         let mut wait = std::mem::replace(&mut flight.wait, Wait::None);
+        self.send_signal();
         if let Way::Poll | Way::Mixed | Way::Without = way
             && !self.poll(&mut flight, &mut wait, |_| ())
         {
             flight.wait = wait;
+            flight.is_killed |= self.take_back_signal();
             self.flights.push(flight);
             return;
         }
@@ -328,14 +371,14 @@ impl<'w, 'm> World<'w, 'm> {
     /// Whether nothing but the call has changed the mappings or objects since its beginning, and no
     /// answer has failed.
     fn is_alone(&self, flight: &Flight<'_, '_>) -> bool {
-        !flight.is_disturbed && self.failed() == flight.failed
+        !flight.is_disturbed && !flight.is_killed && self.failed() == flight.failed
     }
 
     /// Checks the progress of a step and its end, and applies both to the model.
     fn check(&mut self, flight: &Flight<'w, 'm>, before: u64, end: &End) {
         let (by, after) = (flight.by, flight.progress());
         assert!(before <= after, "{:?} begins again", flight.what);
-        let has_failed = self.failed() > flight.failed;
+        let has_failed = flight.is_killed || self.failed() > flight.failed;
         let is_wanted = |object: &Cells| after == object.count;
         match (flight.what, &flight.body) {
             (What::Load(cells), Body::Load(_, into)) => {
@@ -381,7 +424,7 @@ impl<'w, 'm> World<'w, 'm> {
                     End::Blocked | End::Result(_) => {}
                 }
             }
-            (What::Write(object, cells, value), Body::Write(..)) => {
+            (What::Write(object, cells, value, _), Body::Write(..)) => {
                 self.write(object, cells.first, value, before..after);
                 match end {
                     End::Failed(error) => {
@@ -398,7 +441,7 @@ impl<'w, 'm> World<'w, 'm> {
                 }
                 End::Blocked | End::Done | End::Result(_) => {}
             },
-            (what, Body::Call(_, expected, made)) => {
+            (what, Body::Call(_, expected, made, _)) => {
                 let End::Result(result) = *end else { return };
                 let is_alone = self.is_alone(flight);
                 assert!(
@@ -416,33 +459,6 @@ impl<'w, 'm> World<'w, 'm> {
         if let End::Failed(error) = end {
             let is_right = self.model.find(by, cell / CELLS, writes).is_none();
             assert!(is_right || has_failed, "page {} of {by}: {error}", cell / CELLS);
-        }
-    }
-
-    pub fn check_load(&self, by: usize, cells: Cells, into: &[u8], done: std::ops::Range<u64>) {
-        for index in done {
-            let cell = cells.first + index;
-            let Some(page) = self.model.find(by, cell / CELLS, false) else {
-                panic!("process {by} has read page {}", cell / CELLS)
-            };
-            let at = (index * CELL) as usize;
-            let expected = page[(cell % CELLS) as usize];
-            assert_cell(&into[at..at + CELL as usize], expected, || {
-                format!("cell {cell} as read by {by}")
-            });
-        }
-    }
-
-    pub fn check_read(&self, object: usize, cells: Cells, into: &[u8], done: std::ops::Range<u64>) {
-        let content = &self.model.objects[object];
-        for index in done {
-            let cell = cells.first + index;
-            assert!(cell < content.size, "cell {cell} is behind the end of object {object}");
-            let at = (index * CELL) as usize;
-            let bytes = &into[at..at + CELL as usize];
-            assert_cell(bytes, content.cells[cell as usize], || {
-                format!("cell {cell} as read from object {object}")
-            });
         }
     }
 }

@@ -4,6 +4,7 @@
 extern crate bindery_scenarios as support;
 
 mod action;
+mod answers;
 mod blocking;
 mod calls;
 mod flight;

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::action::HEAP;
+
 /// The unit of contents, in bytes.
 pub const CELL: u64 = 512;
 /// The number of cells of a page.
@@ -96,9 +98,20 @@ impl Content {
     }
 }
 
+/// The heap of a process, and the locks of its new mappings.
+#[derive(Clone, Copy)]
+pub struct Heap {
+    /// The cell at which it ends.
+    pub end: u64,
+    /// Whether new mappings are locked.
+    pub locks_new: bool,
+}
+
 /// All contents.
 pub struct Model {
     pub spaces: Vec<Space>,
+    /// By process.
+    pub heaps: Vec<Heap>,
     pub objects: [Content; 2],
     /// The number of events so far.
     pub now: u64,
@@ -117,7 +130,8 @@ pub fn filled(value: u8, index: u64) -> u8 {
 impl Model {
     pub fn new() -> Self {
         let objects = [Content::new(first_cell), Content::new(|_| 0)];
-        Self { spaces: vec![Space::new()], objects, now: 1 }
+        let heaps = vec![Heap { end: HEAP, locks_new: false }];
+        Self { spaces: vec![Space::new()], heaps, objects, now: 1 }
     }
 
     /// The content that an access to the page finds; `None` if it fails.
@@ -164,11 +178,13 @@ impl Model {
         content.set(cell, value, self.now);
     }
 
-    pub fn resize(&mut self, object: usize, pages: u64) {
-        self.objects[object].set_size(pages * CELLS, self.now);
+    /// The size is in cells.
+    pub fn resize(&mut self, object: usize, size: u64) {
+        self.objects[object].set_size(size, self.now);
         if object > 0 {
             return;
         }
+        let pages = self.objects[object].pages();
         for page in self.spaces.iter_mut().flat_map(Space::values_mut) {
             if matches!(page.source, Source::Private(of) if of >= pages) {
                 page.own = None;
@@ -176,10 +192,10 @@ impl Model {
         }
     }
 
-    /// Zeroes pages of an object.
-    pub fn punch(&mut self, object: usize, pages: std::ops::Range<u64>) {
+    /// Zeroes cells of an object.
+    pub fn punch(&mut self, object: usize, cells: std::ops::Range<u64>) {
         let content = &mut self.objects[object];
-        for cell in pages.start * CELLS..(pages.end * CELLS).min(content.size) {
+        for cell in cells.start..cells.end.min(content.size) {
             content.set(cell, Some(0), self.now);
         }
     }

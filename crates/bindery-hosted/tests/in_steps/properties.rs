@@ -23,7 +23,7 @@ const AUDITED: usize = 32;
 
 /// The mappings of a sequence: memory, a private and a shared file, and shared memory.
 fn first_mappings() -> [What; 5] {
-    let span = |number: u64| Span { first: number * 12, pages: 12 };
+    let span = |number: u64| Span::of(number * 12, 12);
     let map = |number, kind| What::Map(span(number), kind, 0, Provided::None);
     [
         map(0, Kind::Anonymous),
@@ -55,6 +55,7 @@ fn scenario(order: u8, steps: &[Step]) {
         let world = World::new((&machine, &memory, area), &server, &callers, objects);
         let mut world = ManuallyDrop::new(world);
         first_mappings().into_iter().for_each(|what| world.block(0, what));
+        files.keep_reads(true);
         files.keep_writes(true);
         for (number, step) in steps.iter().enumerate() {
             world.step(*step);
@@ -67,6 +68,7 @@ fn scenario(order: u8, steps: &[Step]) {
         world.end_calls(steps.len().is_multiple_of(2));
         server.be_kind();
         world.audit();
+        world.assert_none_waits();
         world.read_all();
         world.audit();
         server.with(|| drop(ManuallyDrop::into_inner(world)));
@@ -94,7 +96,7 @@ fn setting(name: &str) -> Option<u64> {
 /// `BINDERY_IN_STEPS_SEED`, the first seed. Each seed has its own sequence.
 #[test]
 fn calls_in_steps_agree_with_the_model() {
-    let count = setting("BINDERY_IN_STEPS_CASES").unwrap_or(rounds(150));
+    let count = setting("BINDERY_IN_STEPS_CASES").unwrap_or(rounds(120));
     let first = setting("BINDERY_IN_STEPS_SEED").unwrap_or(0);
     for seed in first..first + count {
         let mut bytes = [0; 32];

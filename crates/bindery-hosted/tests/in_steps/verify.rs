@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use bindery::arch::Absent;
 use bindery::{MappingFlags, PageRunContent, Protection};
 
-use super::action::{LARGE, LARGE_PAGES, SMALL};
+use super::action::{Cells, LARGE, LARGE_PAGES, SMALL, Span, Way, What};
 use super::model::{CELL, CELLS, Cell, MOST_PAGES, Source};
 use super::world::{AT, PAGE, World, address};
 use crate::support::audit;
 
 /// The content that an entry refers to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Seen {
+pub enum Seen {
     /// The process's own copy, in memory.
     Own,
     /// The process's own copy, in swap.
@@ -36,7 +36,8 @@ pub fn assert_cell(bytes: &[u8], expected: Cell, place: impl FnOnce() -> String)
 }
 
 impl World<'_, '_> {
-    fn entries(&self, by: usize) -> BTreeMap<u64, Seen> {
+    /// The entries of a process.
+    pub fn entries(&self, by: usize) -> BTreeMap<u64, Seen> {
         let (space, mut seen) = (self.space(by), BTreeMap::new());
         let (mut at, end) = (address(0), address(LARGE + LARGE_PAGES));
         let mut add = |at: u64, length: u64, what| {
@@ -140,6 +141,31 @@ impl World<'_, '_> {
         audit(self.machine, self.memory, &spaces);
     }
 
+    /// All waits are over, so answers of the pager and of the device wake no task. The pager is kind.
+    pub fn assert_none_waits(&mut self) {
+        let files = self.server.files;
+        files.keep_reads(true);
+        self.objects[0].read_ahead(0, MOST_PAGES * PAGE);
+        self.block(0, What::UnlockAll);
+        self.block(0, What::MapLarge);
+        // Zeroes would not go to the device.
+        self.block(0, What::Fill(Cells { first: LARGE * CELLS, count: CELLS }, 1));
+        self.block(0, What::Advise(Span::of(LARGE, 1), 21));
+        // The device is to read the page, and the fault is dropped.
+        self.memory.drop_clean_pages();
+        self.begin(0, What::Touch(LARGE, true));
+        if !self.flights.is_empty() {
+            self.advance(0, Way::Poll);
+        }
+        let flights = std::mem::take(&mut self.flights);
+        self.server.with(|| drop(flights));
+        assert!(self.server.device.waiting() > 0, "nothing is read from the device");
+        let before = self.machine.unparks();
+        while self.server.serve() {}
+        assert_eq!(self.machine.unparks(), before, "a wait that is over is still counted");
+        files.keep_reads(false);
+    }
+
     /// Compares the mappings and the counts.
     pub fn compare_counts(&self) {
         for (by, pages) in self.model.spaces.iter().enumerate() {
@@ -193,6 +219,35 @@ impl World<'_, '_> {
             for (cell, bytes) in bytes.chunks(CELL as usize).enumerate() {
                 assert_cell(bytes, content.cells[cell], || format!("cell {cell} of {number}"));
             }
+        }
+    }
+
+    /// Compares cells that a process has read.
+    pub fn check_load(&self, by: usize, cells: Cells, into: &[u8], done: std::ops::Range<u64>) {
+        for index in done {
+            let cell = cells.first + index;
+            let Some(page) = self.model.find(by, cell / CELLS, false) else {
+                panic!("process {by} has read page {}", cell / CELLS)
+            };
+            let at = (index * CELL) as usize;
+            let expected = page[(cell % CELLS) as usize];
+            assert_cell(&into[at..at + CELL as usize], expected, || {
+                format!("cell {cell} as read by {by}")
+            });
+        }
+    }
+
+    /// Compares cells that were read from an object.
+    pub fn check_read(&self, object: usize, cells: Cells, into: &[u8], done: std::ops::Range<u64>) {
+        let content = &self.model.objects[object];
+        for index in done {
+            let cell = cells.first + index;
+            assert!(cell < content.size, "cell {cell} is behind the end of object {object}");
+            let at = (index * CELL) as usize;
+            let bytes = &into[at..at + CELL as usize];
+            assert_cell(bytes, content.cells[cell as usize], || {
+                format!("cell {cell} as read from object {object}")
+            });
         }
     }
 

@@ -1,17 +1,17 @@
 //! The machine of a sequence, its processes, and the events between their calls.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::ops::Range;
 
 use bindery::addr::VirtAddr;
 use bindery::arch::X86_64;
-use bindery::{AddressSpace, CallReady, FileAccess, Memory, Object, SwapArea};
+use bindery::{AddressSpace, CallReady, FileAccess, Memory, Object, Platform, SwapArea};
 use bindery_hosted::Machine;
 use bindery_linux::{OpenFile, Process};
 
-use super::action::{Copied, LARGE, LARGE_PAGES, Step};
+use super::action::{Copied, HEAP, LARGE, LARGE_PAGES, Step};
 use super::flight::Flight;
-use super::model::{CELL, CELLS, Model, Space, filled};
+use super::model::{CELL, CELLS, Heap, Model, Space, filled};
 use super::server::Server;
 use crate::support::{GIB, options};
 
@@ -63,6 +63,10 @@ pub struct World<'w, 'm> {
     pub flights: Vec<Flight<'w, 'm>>,
     /// The end of a wait that its call did not get.
     pub spare: Option<CallReady<'m, P>>,
+    /// A signal comes during the next call or step, after this many questions for it.
+    pub kill: Cell<Option<u64>>,
+    /// The blocking calls during which a signal came.
+    pub killed: Cell<u64>,
 }
 
 pub fn address(page: u64) -> VirtAddr {
@@ -77,9 +81,22 @@ impl<'w, 'm> World<'w, 'm> {
         objects: [Object<'m, P>; 2],
     ) -> Self {
         let (model, flights) = (Model::new(), Vec::new());
-        let spare = None;
-        let world = Self { machine, memory, server, callers, objects, model, area, flights, spare };
+        let (spare, kill, killed) = (None, Cell::new(None), Cell::new(0));
+        let world = Self {
+            machine,
+            memory,
+            server,
+            callers,
+            objects,
+            model,
+            area,
+            flights,
+            spare,
+            kill,
+            killed,
+        };
         let space = AddressSpace::new(memory, options()).unwrap();
+        space.set_break_start(VirtAddr(AT + HEAP * CELL));
         world.add(0, space);
         world
     }
@@ -135,6 +152,10 @@ impl<'w, 'm> World<'w, 'm> {
                 self.model.spaces[by].clear();
                 self.disturb(Some(by));
             }
+            Step::Kill(questions) => {
+                self.kill.set(Some(questions.into()));
+                return;
+            }
             Step::Poke(by, cell, value) => {
                 let by = process(by);
                 self.poke(by, cell, value);
@@ -143,6 +164,23 @@ impl<'w, 'm> World<'w, 'm> {
         }
         self.observe();
         self.peek();
+    }
+
+    /// Sends the signal of the next call, if it gets one.
+    pub fn send_signal(&self) {
+        if self.kill.get().is_some() {
+            self.machine.fatal_signal_after(self.kill.get());
+        }
+    }
+
+    /// Ends the signal of [`World::send_signal`]. Returns whether the call was to see it.
+    pub fn take_back_signal(&self) -> bool {
+        if self.kill.take().is_none() {
+            return false;
+        }
+        let has_come = self.machine.fatal_signal();
+        self.machine.fatal_signal_after(None);
+        has_come
     }
 
     /// An event that is no call of a process.
@@ -160,20 +198,23 @@ impl<'w, 'm> World<'w, 'm> {
                 files.keep_reads(reads);
                 files.keep_writes(writes);
             }
-            Step::Resize(object, pages, seed) => {
+            Step::Resize(object, size, seed) => {
                 server.seed(seed);
                 let failed = self.failed();
-                match server.with(|| self.objects[object].set_size(pages * PAGE)) {
-                    Ok(()) => self.model.resize(object, pages),
+                match server.with(|| self.objects[object].set_size(size * CELL)) {
+                    Ok(()) => self.model.resize(object, size),
                     Err(error) => assert!(failed < self.failed(), "a resize fails: {error}"),
                 }
                 self.disturb(None);
             }
-            Step::Punch(object, page, seed) => {
+            Step::Punch(object, cells, seed) => {
                 server.seed(seed);
-                let hole = server.with(|| self.objects[object].punch_hole(page * PAGE, 3 * PAGE));
-                assert_eq!(hole, Ok(()));
-                self.model.punch(object, page..page + 3);
+                let (failed, first) = (self.failed(), cells.first);
+                let (offset, length) = (first * CELL, cells.count * CELL);
+                match server.with(|| self.objects[object].punch_hole(offset, length)) {
+                    Ok(()) => self.model.punch(object, first..first + cells.count),
+                    Err(error) => assert!(failed < self.failed(), "a punch fails: {error}"),
+                }
             }
             Step::ReadAhead(page) => self.objects[0].read_ahead(page * PAGE, 4 * PAGE),
             Step::Evict => {
@@ -186,6 +227,7 @@ impl<'w, 'm> World<'w, 'm> {
             Step::Make(..)
             | Step::Advance(..)
             | Step::Cancel(_)
+            | Step::Kill(_)
             | Step::Fork(..)
             | Step::Exit(..)
             | Step::Poke(..) => unreachable!("a call"),
@@ -268,6 +310,8 @@ impl<'w, 'm> World<'w, 'm> {
         let mut model: Space = self.model.spaces[by].clone();
         model.values_mut().for_each(|page| page.is_locked = false);
         self.model.spaces.push(model);
+        let heap = Heap { locks_new: false, ..self.model.heaps[by] };
+        self.model.heaps.push(heap);
     }
 
     /// A store of the program that needs no fault.
