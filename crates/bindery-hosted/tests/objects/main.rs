@@ -27,6 +27,7 @@ mod pager_waits;
 mod pending_calls;
 mod pending_collapses;
 mod pending_copies;
+mod pending_msyncs;
 mod pending_reads;
 mod pending_removals;
 mod pending_syncs;

@@ -1,4 +1,4 @@
-//! `fsync` and `msync` that stop while the pager stores pages, and continue later.
+//! `fsync` that stops while the pager stores pages, and continues later.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -7,52 +7,33 @@ use bindery::addr::VirtAddr;
 use bindery::arch::{KeyRights, X86_64};
 use bindery::platform::Cpu;
 use bindery::{
-    Access, AddressSpace, CallPoll, CallWait, Errno, Error, FaultPoll, FileAccess, MapObject,
-    MapRequest, Memory, Object, PagerError, Place, Sharing, Step, SyncFlags, TriedFault, Writeback,
+    Access, AddressSpace, CallPoll, CallWait, Error, FaultPoll, Memory, Object, PagerError,
+    Sharing, Step, TriedFault, Writeback,
 };
 use bindery_hosted::{Config, DelayedFiles, Machine};
-use bindery_linux::{self as linux, Call, CallStep, OpenFile, PendingCall, Process};
 
 use crate::support::objects::PAGE;
 use crate::support::objects_fixture::{AT, map};
-use crate::support::{MIB, READ_WRITE, audit, memory_with, options};
+use crate::support::{MIB, audit, memory_with, options};
 
-type A = X86_64<4>;
-type P = Machine<A>;
-type Space<'m> = AddressSpace<'m, P>;
-type File<'m> = Object<'m, P>;
+pub(super) type A = X86_64<4>;
+pub(super) type P = Machine<A>;
+pub(super) type Space<'m> = AddressSpace<'m, P>;
+pub(super) type File<'m> = Object<'m, P>;
 
 const PAGES: u64 = 64;
-/// `MS_SYNC`.
-const SYNC: u64 = 4;
-const HALF: u64 = 4 * PAGE;
-const SECOND: u64 = AT + HALF;
 
-struct Fixture<'m> {
-    machine: &'m Machine<A>,
-    memory: &'m Memory<P>,
-    pager: &'m DelayedFiles,
-    space: Space<'m>,
-}
-
-impl<'m> Process<'m, P> for Fixture<'m> {
-    fn space(&self) -> &Space<'m> {
-        &self.space
-    }
-
-    fn file(&self, _descriptor: i32) -> Option<OpenFile<'m, P>> {
-        None
-    }
-
-    fn process(&self, _descriptor: i32) -> Option<&Space<'m>> {
-        None
-    }
+pub(super) struct Fixture<'m> {
+    pub(super) machine: &'m Machine<A>,
+    pub(super) memory: &'m Memory<P>,
+    pub(super) pager: &'m DelayedFiles,
+    pub(super) space: Space<'m>,
 }
 
 /// Runs `scenario` with a file of [`PAGES`] pages, all in memory, whose pager keeps writes. Nothing
 /// is left afterwards.
 #[track_caller]
-fn with_file(scenario: impl for<'m> FnOnce(&Fixture<'m>, File<'m>)) {
+pub(super) fn with_file(scenario: impl for<'m> FnOnce(&Fixture<'m>, File<'m>)) {
     let config = Config { memory: 32 * MIB, cpus: 3, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
     let free = memory.free_frame_count();
@@ -77,19 +58,19 @@ fn with_file(scenario: impl for<'m> FnOnce(&Fixture<'m>, File<'m>)) {
 
 impl<'m> Fixture<'m> {
     #[track_caller]
-    fn answer(&self, page: u64, answer: Result<(), PagerError>) {
+    pub(super) fn answer(&self, page: u64, answer: Result<(), PagerError>) {
         let kept = self.pager.try_take_write(|asked| asked.first == page);
         self.pager.answer_write(self.memory, kept.expect("a write of the page"), answer);
     }
 
     /// Whether the first byte of the page is stored.
-    fn stored(&self, page: u64) -> bool {
+    pub(super) fn stored(&self, page: u64) -> bool {
         self.pager.files.content(1).get((page * PAGE) as usize) == Some(&(page as u8 + 1))
     }
 
     /// Completes a wait while the pager answers late.
     #[track_caller]
-    fn until_ready(&self, mut wait: CallWait<'_, 'm, P>) {
+    pub(super) fn until_ready(&self, mut wait: CallWait<'_, 'm, P>) {
         assert!(wait.is_for_storage());
         loop {
             match wait.poll() {
@@ -105,7 +86,7 @@ impl<'m> Fixture<'m> {
     }
 
     /// Runs all steps. Returns the result and the number of waits.
-    fn in_steps(&self, writeback: &mut Writeback<'m, P>) -> (Result<(), Error>, usize) {
+    pub(super) fn in_steps(&self, writeback: &mut Writeback<'m, P>) -> (Result<(), Error>, usize) {
         for waits in 0.. {
             match writeback.step() {
                 Ok(Step::Done) => return (Ok(()), waits),
@@ -118,7 +99,7 @@ impl<'m> Fixture<'m> {
 }
 
 /// Writes one byte to each of the pages, which are not adjacent.
-fn write(file: &File<'_>, pages: impl IntoIterator<Item = u64>) {
+pub(super) fn write(file: &File<'_>, pages: impl IntoIterator<Item = u64>) {
     for page in pages {
         assert_eq!(file.write(page * PAGE, &[page as u8 + 1]), Ok(1));
     }
@@ -132,7 +113,7 @@ fn until_parked(machine: &P) {
 }
 
 #[track_caller]
-fn blocked<'m>(step: Result<Step<'m, 'm, P>, Error>) -> CallWait<'m, 'm, P> {
+pub(super) fn blocked<'m>(step: Result<Step<'m, 'm, P>, Error>) -> CallWait<'m, 'm, P> {
     match step {
         Ok(Step::Blocked(wait)) => wait,
         other => panic!("it does not wait: {other:?}"),
@@ -140,7 +121,7 @@ fn blocked<'m>(step: Result<Step<'m, 'm, P>, Error>) -> CallWait<'m, 'm, P> {
 }
 
 #[track_caller]
-fn is_pending(wait: &mut CallWait<'_, '_, P>) {
+pub(super) fn is_pending(wait: &mut CallWait<'_, '_, P>) {
     assert!(matches!(wait.poll(), CallPoll::Pending(_)));
 }
 
@@ -205,66 +186,6 @@ fn an_error_ends_the_sync_at_its_end() {
         assert_eq!(fixture.in_steps(&mut file.begin_sync(0, u64::MAX)), (Ok(()), 1));
         assert!(fixture.stored(4));
     });
-}
-
-/// The mark of an open file hears once of each error: of the call's own stores, and of those of
-/// other calls. An error ends the call.
-#[test]
-fn msync_reports_to_the_open_file() {
-    for in_steps in [false, true] {
-        with_file(|fixture, file| {
-            let Fixture { space, memory, pager, .. } = fixture;
-            map(space, &file, AT, HALF, Sharing::Shared).unwrap();
-            map(space, &file, SECOND, HALF, Sharing::Shared).unwrap();
-            let mut mark = file.error_mark();
-            let mut msync = |answers: &mut dyn FnMut()| {
-                let mut told = Vec::new();
-                let mut report = |object: &File<'_>, at: VirtAddr| {
-                    told.push(at.0);
-                    object.check_errors(&mut mark)
-                };
-                let result = if in_steps {
-                    let mut call =
-                        space.begin_msync(VirtAddr(AT), 2 * HALF, SyncFlags::SYNC).unwrap();
-                    loop {
-                        match call.step_with(space, &mut report) {
-                            Ok(Step::Done) => break Ok(()),
-                            Ok(Step::Blocked(wait)) => {
-                                answers();
-                                drop(wait.wait());
-                            }
-                            Err(error) => break Err(error),
-                        }
-                    }
-                } else {
-                    space.msync_with(VirtAddr(AT), 2 * HALF, SyncFlags::SYNC, report)
-                };
-                (result, told)
-            };
-            assert_eq!(msync(&mut || {}), (Ok(()), vec![AT, SECOND]), "{in_steps}");
-
-            // Another call has met the error, and the pages are stored since.
-            write(&file, [1]);
-            let mut sync = file.begin_sync(0, u64::MAX);
-            let wait = blocked(sync.step());
-            fixture.answer(1, Err(PagerError::NoSpace));
-            fixture.until_ready(wait);
-            assert_eq!(fixture.in_steps(&mut sync).0, Err(Error::NoSpace));
-            assert_eq!(fixture.in_steps(&mut file.begin_sync(0, u64::MAX)).0, Ok(()));
-            assert_eq!(msync(&mut || {}), (Err(Error::NoSpace), vec![AT]), "{in_steps}");
-            assert_eq!(msync(&mut || {}), (Ok(()), vec![AT, SECOND]), "{in_steps}");
-
-            if !in_steps {
-                return;
-            }
-            // An error of the call's own store is not reported again.
-            write(&file, [2]);
-            let fails = msync(&mut || fixture.answer(2, Err(PagerError::InputOutput)));
-            assert_eq!(fails, (Err(Error::InputOutput), vec![AT]));
-            let stores = msync(&mut || assert_eq!(pager.answer_all(memory), 1));
-            assert_eq!(stores, (Ok(()), vec![AT, SECOND]));
-        });
-    }
 }
 
 #[test]
@@ -454,113 +375,6 @@ fn a_thread_waits_in_place_of_the_task() {
         }
         assert_eq!(waits, 3);
         assert!((0..PAGES).step_by(4).all(|page| fixture.stored(page)));
-    });
-}
-
-/// Maps pages 0 to 3 and then 8 to 11 of the file, writes to the first page of each range, and runs
-/// an `msync` of `length` bytes with `between` after its first step.
-#[track_caller]
-fn msync_with<'m>(
-    fixture: &Fixture<'m>,
-    file: &File<'m>,
-    length: u64,
-    between: impl FnOnce(&Space<'_>),
-) -> i64 {
-    let space = &fixture.space;
-    for (at, page) in [(AT, 0), (SECOND, 8)] {
-        let request = MapRequest {
-            length: HALF,
-            protection: READ_WRITE,
-            place: Place::Fixed(VirtAddr(at)),
-            sharing: Sharing::Shared,
-            ..MapRequest::default()
-        };
-        let access = FileAccess::READ | FileAccess::WRITE;
-        let source = MapObject { object: file, offset: page * PAGE, access };
-        space.mmap_object(&request, &source).unwrap();
-        space.write_user(VirtAddr(at), &[page as u8 + 1]).unwrap();
-    }
-    let mut call = PendingCall::new(Call::Msync, [AT, length, SYNC, 0, 0, 0]);
-    let CallStep::Blocked(wait) = call.step(fixture, None) else { panic!("it does not wait") };
-    assert_eq!((fixture.stored(0), fixture.stored(8)), (false, false));
-    between(space);
-    fixture.until_ready(wait);
-    loop {
-        match call.step(fixture, None) {
-            CallStep::Blocked(wait) => fixture.until_ready(wait),
-            CallStep::Done(result) => {
-                // Returns the result again, without effect.
-                let again = call.step(fixture, None);
-                assert!(matches!(again, CallStep::Done(same) if same == result));
-                return result;
-            }
-        }
-    }
-}
-
-const NO_MEMORY: i64 = -(Errno::ENOMEM as i64);
-
-#[test]
-fn a_pending_msync_stores_all_mappings() {
-    for (length, result) in [(2 * HALF, 0), (3 * HALF, NO_MEMORY)] {
-        with_file(|fixture, file| {
-            assert_eq!(msync_with(fixture, &file, length, |_| {}), result);
-            assert_eq!((fixture.stored(0), fixture.stored(8)), (true, true));
-            // The blocking call, which stores everything.
-            let arguments = [AT, length, SYNC, 0, 0, 0];
-            assert_eq!(linux::call(fixture, Call::Msync, arguments), result);
-        });
-    }
-}
-
-#[test]
-fn a_mapping_may_go_between_two_steps() {
-    // The call has reached the first mapping and stores its pages, but not yet the second.
-    let unmapped = [(AT, 0, true), (SECOND, NO_MEMORY, false)];
-    for (at, result, is_second_stored) in unmapped {
-        with_file(|fixture, file| {
-            let unmap = |space: &Space<'_>| space.munmap(VirtAddr(at), HALF).unwrap();
-            assert_eq!(msync_with(fixture, &file, 2 * HALF, unmap), result);
-            assert_eq!((fixture.stored(0), fixture.stored(8)), (true, is_second_stored));
-        });
-    }
-}
-
-#[test]
-fn an_msync_without_waits_is_one_step() {
-    with_file(|fixture, file| {
-        map(&fixture.space, &file, AT, HALF, Sharing::Shared).unwrap();
-        fixture.space.write_user(VirtAddr(AT), &[1]).unwrap();
-        let results = [
-            // `MS_ASYNC`, `MS_ASYNC | MS_SYNC`, a bad flag, a bad address, a hole.
-            ([AT, HALF, 1], 0),
-            ([AT, HALF, 5], -(Errno::EINVAL as i64)),
-            ([AT, HALF, 8], -(Errno::EINVAL as i64)),
-            ([AT + 1, HALF, SYNC], -(Errno::EINVAL as i64)),
-            ([SECOND, HALF, SYNC], NO_MEMORY),
-        ];
-        for ([at, length, flags], result) in results {
-            let arguments = [at, length, flags, 0, 0, 0];
-            let mut call = PendingCall::new(Call::Msync, arguments);
-            let step = call.step(fixture, None);
-            assert!(matches!(step, CallStep::Done(same) if same == result), "{flags}: {step:?}");
-            assert_eq!(linux::call(fixture, Call::Msync, arguments), result);
-        }
-        assert!(!fixture.stored(0));
-    });
-}
-
-#[test]
-fn a_failed_write_ends_an_msync() {
-    with_file(|fixture, file| {
-        map(&fixture.space, &file, AT, HALF, Sharing::Shared).unwrap();
-        fixture.space.write_user(VirtAddr(AT), &[1]).unwrap();
-        let mut call = fixture.space.begin_msync(VirtAddr(AT), HALF, SyncFlags::SYNC).unwrap();
-        let mut wait = blocked(call.step(&fixture.space));
-        fixture.answer(0, Err(PagerError::InputOutput));
-        assert!(matches!(wait.poll(), CallPoll::Ready(_)));
-        assert_eq!(call.step(&fixture.space).err(), Some(Error::InputOutput));
-        assert!(matches!(call.step(&fixture.space), Ok(Step::Done)));
     });
 }
 

@@ -14,6 +14,8 @@ mod forced;
 mod fork_chains;
 mod fork_overlaps;
 mod frames;
+mod frames_in_calls;
+mod frames_revoked;
 mod huge_zero_page;
 mod interrupted;
 mod linux_errno;

@@ -3,13 +3,14 @@
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::{Absent, MemoryType};
 use bindery::{
-    Access, AddressSpace, Advice, Error, FaultError, FrameRange, Inspection, MapFlags, MapRequest,
-    Memory, Object, PinTime, Protection, Remap, Resolved,
+    Access, AddressSpace, Advice, Error, FaultError, FrameRange, Inspection, MapFlags, MapObject,
+    MapRequest, Memory, Object, PinTime, Protection, Remap, Resolved, Sharing,
 };
 use bindery_hosted::{Machine, Program, Walk};
 use bindery_linux::proc::{self, Unnamed};
 
-use crate::support::devices::{DEVICE, Driver, leaf, map, shared};
+use super::frames_in_calls::with_device;
+use crate::support::devices::{BOTH, DEVICE, Driver, leaf, map, shared};
 use crate::support::{GIB, MIB, READ_WRITE, audit, fixed, options, strict};
 
 const AT: u64 = GIB;
@@ -80,6 +81,7 @@ on_every_architecture! {
     copies_move_with_the_mapping => moved;
     frames_outside_of_the_memory_are_never_copied => unreadable;
     a_copy_without_memory_changes_nothing => without_memory;
+    a_writable_private_mapping_is_shown_whole => private_whole;
 }
 
 fn copied<A: Walk>() {
@@ -267,5 +269,63 @@ fn without_memory<A: Walk>() {
             }
             assert_eq!(resolved, Err(FaultError::OutOfMemory));
         }
+    });
+}
+
+/// Linux's `remap_pfn_range` refuses a part of a mapping that is or may become private and
+/// writable.
+fn private_whole<A: Walk>() {
+    let (machine, memory) = strict::<A>(32 * MIB);
+    let block = memory.allocate_frames(Order(3)).unwrap();
+    let driver = Driver::of(&[(0, block.first, 4), (4, DEVICE, 2), (6, block.first.plus(4), 2)]);
+    let object = memory.frame_object(&driver, 10 * PAGE_SIZE, MemoryType::Normal).unwrap();
+    let space = AddressSpace::new(&memory, options()).unwrap();
+    let map = |protection, sharing, first: u64, pages: u64| {
+        let request = MapRequest { protection, sharing, ..fixed(AT, pages * PAGE_SIZE - 5) };
+        let source = MapObject { object: &object, offset: first * PAGE_SIZE, access: BOTH };
+        space.mmap_object(&request, &source)
+    };
+    let (ours, shared, invalid) = (Sharing::Private, Sharing::Shared, Err(Error::Invalid));
+    for protection in [READ_WRITE, Protection::READ, Protection::empty()] {
+        // Without the last page, beyond the object, and with a hole in the middle.
+        assert_eq!(map(protection, ours, 0, 9), invalid, "{protection:?}");
+        assert_eq!(map(protection, ours, 8, 1), invalid, "{protection:?}");
+        assert_eq!(map(protection, ours, 7, 4), invalid, "{protection:?}");
+        assert_eq!(space.mapping_count(), 0);
+        assert_eq!(map(protection, shared, 0, 11), Ok(VirtAddr(AT)));
+        space.munmap(VirtAddr(AT), 11 * PAGE_SIZE).unwrap();
+    }
+    driver.set(&[(0, block.first, 4), (5, DEVICE, 1)]);
+    assert_eq!(map(READ_WRITE, ours, 0, 6), invalid);
+    assert_eq!(map(READ_WRITE, ours, 1, 3), Ok(VirtAddr(AT)));
+    // A mapping that was shown whole stays what it is when parts of it are cut, moved, protected.
+    let (at, page) = (VirtAddr(AT + PAGE_SIZE), PAGE_SIZE);
+    space.mprotect(at, page, Protection::READ).unwrap();
+    driver.set(&[]);
+    space.mprotect(at, page, READ_WRITE).unwrap();
+    space.mremap(at, page, page, Remap::To(VirtAddr(2 * AT))).unwrap();
+    let grown = space.mremap(VirtAddr(2 * AT), page, 2 * page, Remap::MayMove);
+    assert_eq!(grown, Err(Error::Fault(VirtAddr(2 * AT + page))));
+    assert_eq!(space.fault(VirtAddr(2 * AT), Access::Write), Err(FaultError::Bus));
+    audit(&machine, &memory, &[&space]);
+    // A private mapping that never becomes writable has no such rule.
+    let registers = memory.frame_object(&driver, page, MemoryType::Device).unwrap();
+    let request = MapRequest { protection: Protection::READ, ..fixed(4 * AT, page) };
+    let source = MapObject { object: &registers, offset: 0, access: BOTH };
+    space.mmap_object(&request, &source).unwrap();
+}
+
+#[test]
+fn a_private_device_mapping_is_never_writable() {
+    with_device(|memory, object, _| {
+        let space = AddressSpace::new(memory, options()).unwrap();
+        assert_eq!(map(&space, object, &fixed(AT, PAGE_SIZE)), Err(Error::Invalid));
+        let request = MapRequest { protection: Protection::READ, ..fixed(AT, PAGE_SIZE) };
+        map(&space, object, &request).unwrap();
+        space.fault(VirtAddr(AT), Access::Read).unwrap();
+        let denied = space.mprotect(VirtAddr(AT), PAGE_SIZE, READ_WRITE);
+        assert_eq!(denied, Err(Error::AccessDenied));
+        assert_eq!(space.reap(), Ok(()));
+        assert!(leaf(&space, AT).is_some(), "not a content of the process");
     });
 }
