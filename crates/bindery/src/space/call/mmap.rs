@@ -3,7 +3,6 @@
 #![allow(unsafe_code, reason = "a room of docs/invariants.md")]
 
 use core::marker::PhantomData;
-use core::ops::Range;
 use core::ptr::NonNull;
 
 use crate::Memory;
@@ -12,14 +11,13 @@ use crate::arch::{Arch, MemoryType};
 use crate::commit::Overcommit;
 use crate::error::{Error, Failure};
 use crate::interrupt;
-use crate::object::{
-    Accounting, MAX_SIZE, Object, ObjectState, Sealing, ShownFrames, WritableMapping,
-};
+use crate::object::{Accounting, MAX_SIZE, Object, ObjectState, Sealing, WritableMapping};
 use crate::platform::Platform;
 use crate::userfault::Notices;
 use crate::vma::{Holds, MappingFlags, Protection, Purpose, Vma};
 use crate::vmas::{Alignment, Continues, VmaView};
 
+use super::map_alignment::object_alignment;
 use super::map_request::{FileAccess, MapFlags, MapObject, MapRequest, Sharing};
 use super::munmap::unmap;
 use crate::space::AddressSpace;
@@ -323,50 +321,6 @@ pub(in crate::space) fn map_length<P: Platform>(request: &MapRequest) -> Result<
     Ok(length)
 }
 
-/// The alignment at which whole folios of shared memory can be mapped: that of the largest folio
-/// for which the mapping has room.
-#[inline(never)]
-fn object_alignment<P: Platform>(
-    memory: &Memory<P>,
-    object: &ObjectState,
-    backing: &MapSource<'_>,
-    (flags, length): (MappingFlags, u64),
-) -> Alignment {
-    let first = backing.offset.unwrap_or(0);
-    if let Some(frames) = object.frames() {
-        let pages = first..first + (length >> PAGE_SHIFT);
-        return frames_alignment::<P::Arch>(&frames, pages, object.size_in_pages());
-    }
-    let mut orders = object.orders(memory, flags);
-    while let Some(order) = orders.take_largest() {
-        if !object.is_file()
-            && order.bytes() <= length
-            && first.is_multiple_of(u64::from(order.pages()))
-        {
-            return Alignment::to(order.bytes());
-        }
-    }
-    Alignment::PAGE
-}
-
-/// The alignment at which frames outside the core's memory get the largest leaves: an address is
-/// congruent with its frame modulo the largest leaf for which the first piece of the mapping has
-/// room. `pages` are the pages of the mapping, in an object of `size` pages. The result is a hint,
-/// since the source may provide other frames when the pages are mapped.
-fn frames_alignment<A: Arch>(frames: &ShownFrames<'_>, pages: Range<u64>, size: u64) -> Alignment {
-    let found = frames.piece(pages.start, size);
-    let found = found.and_then(|piece| Some((piece.frame_of(pages.start)?, piece.pages().end)));
-    let Some((first, end)) = found else { return Alignment::PAGE };
-    let count = end.min(pages.end) - pages.start;
-    let contig = u64::from(A::CONTIG_ENTRIES);
-    let fits = |leaf: &u64| u64::from(first.0).wrapping_neg() % leaf + leaf <= count;
-    let leaf = [u64::from(A::PMD.order().pages()), contig].into_iter().find(fits);
-    leaf.map_or(Alignment::PAGE, |leaf| Alignment {
-        align: leaf << PAGE_SHIFT,
-        congruent: (u64::from(first.0) % leaf) << PAGE_SHIFT,
-    })
-}
-
 /// Maps `length` bytes according to the request. An error changes nothing.
 pub(in crate::space) fn map<P: Platform>(
     op: &mut Op<'_, '_, P>,
@@ -378,7 +332,9 @@ pub(in crate::space) fn map<P: Platform>(
     op.vmas.room_for(0)?;
     let flags = map_flags(op.space, request, backing);
     let preferred = match backing.object() {
-        Some(object) => object_alignment(op.memory(), object, backing, (flags, length)),
+        Some(object) => {
+            object_alignment(op.memory(), object, backing.offset.unwrap_or(0), (flags, length))
+        }
         None => Alignment::PAGE,
     };
     if backing.object().is_some_and(|object| object.segment().is_some()) {

@@ -4,7 +4,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `mmap`, `map_request` | `mmap(2)`; its arguments |
+//! | `mmap`, `map_request`, `map_alignment` | `mmap(2)`; its arguments; where huge leaves fit |
 //! | `munmap`, `mprotect`, `mremap`, `madvise`, `mlock`, `mincore`, `msync`, `mseal`, `brk`, `fork`, `remap_file_pages` | the call of that name |
 //! | `pkey`, `shmdt`, `dev_zero` | `pkey_alloc(2)`; `shmdt(2)`; `mmap(2)` of `/dev/zero` |
 //! | `advice` | the kinds of advice and the table of their effects |
@@ -26,6 +26,7 @@ mod dev_zero;
 mod fork;
 mod guard_pages;
 pub(super) mod madvise;
+mod map_alignment;
 pub(super) mod map_request;
 pub(super) mod mincore;
 pub(super) mod mlock;
