@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering;
 
 use super::count::{MAPPING, REFERENCES};
 use super::exclusive::WORD_PAGES;
-use super::lock;
+use super::lock_word;
 use super::owner::OwnerRun;
 use crate::addr::{Frame, Order};
 use crate::frame::meta::{
@@ -126,7 +126,7 @@ impl<'a> FolioBatch<'a> {
     pub(crate) unsafe fn unlock(self, number: u64) -> bool {
         // SAFETY: 1. checked when the folio was locked (obligation 1).
         let head = unsafe { self.head(number) };
-        lock::unlock_at_once(&head.state)
+        lock_word::unlock_at_once(&head.state)
     }
 }
 

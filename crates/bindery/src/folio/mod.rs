@@ -11,6 +11,7 @@
 //! | `mapping` | mappings and pins |
 //! | `reference` | [`FolioRef`], [`HeldFolio`]: references, also from a frame number |
 //! | `lock` | [`FolioLock`] and [`LockedFolio`]; [`FolioLocked`], a proof of the lock |
+//! | `lock_word` | the bits of the lock, as functions of their word |
 //! | `owner` | the owner of a folio |
 //! | `exclusive` | [`ExclusiveBits`](exclusive::ExclusiveBits): which pages one process has for itself |
 //! | `flags` | dirty, lazy, fetchable, read around |
@@ -49,6 +50,7 @@ mod fresh;
 mod frozen;
 mod handle;
 mod lock;
+mod lock_word;
 #[cfg(all(test, any(loom, shuttle)))]
 mod loom_model;
 mod mapping;
@@ -74,7 +76,7 @@ pub use handle::MAX_FOLIO_ORDER;
 pub(crate) use handle::{FOLIO_ORDERS, Folio, FolioHandle, Freed, OnePage};
 pub(crate) use lock::{FolioLock, FolioLocked, LockedFolio};
 #[cfg(all(test, any(loom, shuttle)))]
-pub(crate) use lock::{
+pub(crate) use lock_word::{
     begin_writeback, lock_unless_writeback, mark_held, take_from_request, unlock,
 };
 pub(crate) use mapping::{is_shared_page, unmap_shared_page};

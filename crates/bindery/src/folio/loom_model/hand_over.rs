@@ -5,14 +5,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::world::{Omit, World, note};
 use crate::folio::Folio;
 use crate::folio::count::{self, mappings_in};
-use crate::folio::lock;
+use crate::folio::lock_word;
 use crate::sync::word::Word;
 
 impl World {
     /// Hands the folio's lock to a device's request, takes it back, and calls `f` with it.
     pub(super) fn with_lock_of_request(&self, folio: Folio, f: impl FnOnce()) {
         let state = &self.meta(folio.head).state;
-        if !lock::try_lock(state) {
+        if !lock_word::try_lock(state) {
             return note(&self.seen.busy);
         }
         let disown = || {
@@ -20,10 +20,10 @@ impl World {
                 self.disown(folio);
             }
         };
-        lock::begin_writeback(state, &self.sleepers, disown);
-        assert!(lock::take_from_request(state, disown));
+        lock_word::begin_writeback(state, &self.sleepers, disown);
+        assert!(lock_word::take_from_request(state, disown));
         f();
-        lock::unlock(state, &self.sleepers, || self.disown(folio));
+        lock_word::unlock(state, &self.sleepers, || self.disown(folio));
     }
 
     /// Maps a page for anon group 2 under the folio's lock, unless the folio is mapped for another

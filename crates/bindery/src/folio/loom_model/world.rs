@@ -18,7 +18,7 @@ use crate::addr::{Frame, Order};
 use crate::arch::{Level, Tiny};
 use crate::folio::Folio;
 use crate::folio::count::{self, Left, MAPPING, PIN, REFERENCE, mappings_in, references_in};
-use crate::folio::lock;
+use crate::folio::lock_word;
 use crate::folio::reference::{self, Heads, Mistaken};
 use crate::frame::meta::{
     FOLIO_LOCK, FOLIO_PARKED, LOCK, MetaKind, ORPHAN, WRITEBACK, state_of, state_of_table,
@@ -336,7 +336,7 @@ impl World {
         if state.load(Relaxed) & FOLIO_LOCK != 0 {
             note(&self.seen.left_to_the_other);
         }
-        lock::orphan(state, &self.sleepers, || self.disown(folio));
+        lock_word::orphan(state, &self.sleepers, || self.disown(folio));
     }
 
     /// Calls `f` with the folio's lock, unless another thread holds it.
@@ -345,7 +345,7 @@ impl World {
         if self.omit == Omit::LockOwner {
             return f();
         }
-        if !lock::try_lock(state) {
+        if !lock_word::try_lock(state) {
             return note(&self.seen.busy);
         }
         f();
@@ -356,20 +356,20 @@ impl World {
             state.fetch_and(!(FOLIO_LOCK | ORPHAN), Ordering::Release);
             return;
         }
-        lock::unlock(state, &self.sleepers, || self.disown(folio));
+        lock_word::unlock(state, &self.sleepers, || self.disown(folio));
     }
 
     /// As [`World::with_lock`], but releases the lock by one subtraction.
     pub(super) fn with_lock_at_once(&self, folio: Folio, f: impl FnOnce()) {
         let state = &self.meta(folio.head).state;
-        if !lock::try_lock(state) {
+        if !lock_word::try_lock(state) {
             return note(&self.seen.busy);
         }
         f();
-        if !lock::unlock_at_once(state) {
+        if !lock_word::unlock_at_once(state) {
             note(&self.seen.marked);
             if self.omit != Omit::MarksLeftBehind {
-                lock::see_to_marks(state, &self.sleepers, || self.disown(folio));
+                lock_word::see_to_marks(state, &self.sleepers, || self.disown(folio));
             }
         }
     }
@@ -377,9 +377,9 @@ impl World {
     /// Calls `f` with the folio's lock, waiting for it if necessary.
     pub(super) fn wait_for_lock(&self, folio: Folio, f: impl FnOnce()) {
         let state = &self.meta(folio.head).state;
-        assert!(lock::lock_unless_writeback(state, &self.sleepers));
+        assert!(lock_word::lock_unless_writeback(state, &self.sleepers));
         f();
-        lock::unlock(state, &self.sleepers, || self.disown(folio));
+        lock_word::unlock(state, &self.sleepers, || self.disown(folio));
         self.seen.slept.fetch_add(self.sleepers.sleeps.swap(0, Relaxed), Relaxed);
     }
 
