@@ -11,6 +11,7 @@
 //! | `batch` | frames that are freed together |
 //! | `pending`, `table_meta` | page tables: pending flushes; what else is known of one |
 //! | `slab` | `Slab`: small objects of the core, carved from frames |
+//! | `slab_pool` | frames that a slab keeps in advance |
 //! | `magazine` | free objects that each CPU keeps for itself |
 //! | `inject` | allocations that fail on purpose, for tests |
 //!
@@ -40,6 +41,7 @@ pub(crate) mod meta;
 pub(crate) mod pending;
 mod range;
 pub(crate) mod slab;
+mod slab_pool;
 pub(crate) mod table_meta;
 #[cfg(test)]
 pub(crate) mod tests;

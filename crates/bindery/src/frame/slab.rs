@@ -12,7 +12,7 @@
 //! number of objects in use (next 16). A free slot begins with the number of the next free slot.
 //! Frames with both room and objects are on a list through `next` and `previous`. Full frames are
 //! on no list. One empty frame is kept as a spare, and others are freed. More spare frames are kept
-//! if a caller has requested them, until a trim ([`Slab::stock`]) or for longer ([`Slab::pool`]).
+//! if a caller has requested them ([`super::slab_pool`]).
 //!
 //! Each slab has one spin lock, held for a constant number of steps. The allocator's lock is
 //! acquired inside the slab's lock. For slabs of the most frequently allocated kinds, each CPU has
@@ -66,7 +66,7 @@ pub(crate) unsafe fn frame_of<T>(object: NonNull<T>) -> Frame {
 /// Unused memory for an object of a slab. Must be filled or freed ([`Slab::unreserve`]).
 #[must_use]
 pub(crate) struct Reserved<T> {
-    slot: NonNull<T>,
+    pub(super) slot: NonNull<T>,
 }
 
 impl<T> Reserved<T> {
@@ -105,18 +105,18 @@ struct Line<T>(T);
 
 pub(super) struct SlabLists {
     /// The first of the frames with room and objects.
-    partial: u32,
+    pub(super) partial: u32,
     /// The first of the frames without objects.
-    spare: u32,
+    pub(super) spare: u32,
     /// The number of allocations that are draining the magazines.
     pub(super) drains: u32,
     /// The number of frames that the slab keeps ([`Slab::pool`]).
-    pooled: u32,
+    pub(super) pooled: u32,
     /// The number of calls that keep them.
-    pools: u64,
+    pub(super) pools: u64,
     /// The number of objects, including slots in magazines.
     pub(super) objects: u64,
-    frames: u64,
+    pub(super) frames: u64,
 }
 
 /// The `word` in the metadata of a slab's frame.
@@ -273,7 +273,7 @@ impl<T, P: Platform> Slab<T, P> {
     }
 
     /// Initializes a frame that is fresh from the allocator as an empty frame of the slab.
-    fn make_empty(frames: &Frames<P>, frame: Frame) {
+    pub(super) fn make_empty(frames: &Frames<P>, frame: Frame) {
         let meta = frames.meta(frame);
         meta.reset(MetaKind::Slab, Order::PAGE);
         SlabWord::EMPTY.store(meta);
@@ -285,78 +285,13 @@ impl<T, P: Platform> Slab<T, P> {
         let _ = header.as_ptr().expose_provenance();
     }
 
-    fn take_spare(lists: &mut SlabLists, frames: &Frames<P>) -> Option<Frame> {
+    pub(super) fn take_spare(lists: &mut SlabLists, frames: &Frames<P>) -> Option<Frame> {
         let spare = Frame(lists.spare);
         if lists.spare == NONE {
             return None;
         }
         lists.spare = frames.meta(spare).next.load(Relaxed);
         Some(spare)
-    }
-
-    /// Adds empty frames for `objects` more objects, after an allocation failed that could not wait
-    /// for memory. The caller calls this where it can wait and then retries. `false` if memory is
-    /// exhausted; added frames are kept until [`Slab::trim`].
-    #[cold]
-    pub(crate) fn stock(&self, frames: &Frames<P>, objects: u16) -> bool {
-        (0..objects.div_ceil(Self::PER_FRAME)).all(|_| {
-            let frame = frames.allocate(Order::PAGE, AllocateFor::Use);
-            let Some(frame) = frame else { return false };
-            Self::make_empty(frames, frame);
-            let mut lists = self.lock();
-            frames.meta(frame).next.store(lists.spare, Relaxed);
-            lists.spare = frame.0;
-            lists.frames += 1;
-            true
-        })
-    }
-
-    /// Adds frames until the slab has enough for `objects` objects, and keeps that many, also in
-    /// [`Slab::trim`], until each call has its [`Slab::unpool`]. So while fewer objects exist,
-    /// [`Slab::allocate_pooled`] does not fail. `false` if memory is exhausted. All calls pass the
-    /// same number. For a slab without magazines, because the free objects could lie in those of
-    /// another CPU.
-    pub(crate) fn pool(&self, frames: &Frames<P>, objects: u16) -> bool {
-        debug_assert!(self.place >= MAGAZINES);
-        let wanted = objects.div_ceil(Self::PER_FRAME);
-        loop {
-            {
-                let lists = &mut *self.lock();
-                if lists.frames >= u64::from(wanted) {
-                    lists.pooled = wanted.into();
-                    lists.pools += 1;
-                    return true;
-                }
-            }
-            if !self.stock(frames, 1) {
-                return false;
-            }
-        }
-    }
-
-    /// Ends a [`Slab::pool`]. The frames stay until [`Slab::trim`].
-    pub(crate) fn unpool(&self) {
-        let lists = &mut *self.lock();
-        lists.pools -= 1;
-        if lists.pools == 0 {
-            lists.pooled = 0;
-        }
-    }
-
-    /// As [`Slab::allocate_with`], from the slab's own frames only. `None` if they are full.
-    pub(crate) fn allocate_pooled(
-        &self,
-        frames: &Frames<P>,
-        make: impl FnOnce() -> T,
-    ) -> Option<NonNull<T>> {
-        let slot = {
-            let lists = &mut *self.lock();
-            if lists.partial == NONE && lists.spare == NONE {
-                return None;
-            }
-            Self::take(lists, frames)?
-        };
-        Some(Reserved { slot: slot.cast() }.fill(make))
     }
 
     /// Takes a slot of a frame on the partial list.
@@ -495,26 +430,10 @@ impl<T, P: Platform> Slab<T, P> {
 
     /// Frees a frame that was just removed from the lists.
     #[inline]
-    fn free_frame(frames: &Frames<P>, frame: Frame) {
+    pub(super) fn free_frame(frames: &Frames<P>, frame: Frame) {
         // SAFETY: 1. the slab allocated the frame and has just removed it from the lists; 2. none
         // of its slots is in use.
         unsafe { frames.free(frame, Order::PAGE) };
-    }
-
-    /// Empties all magazines and returns the spare frames to the allocator, except those of a
-    /// [`Slab::pool`].
-    pub(crate) fn trim(&self, frames: &Frames<P>) {
-        self.drain(frames);
-        loop {
-            let mut lists = self.lock();
-            if lists.frames <= u64::from(lists.pooled) {
-                return;
-            }
-            let Some(spare) = Self::take_spare(&mut lists, frames) else { return };
-            lists.frames -= 1;
-            drop(lists);
-            Self::free_frame(frames, spare);
-        }
     }
 
     /// The number of frames of the slab, including spare ones.
