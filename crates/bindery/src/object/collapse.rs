@@ -13,6 +13,7 @@ use crate::platform::Platform;
 use crate::rmap::{WalkLocking, WalkProgress, for_each_sight};
 use crate::vma::MappingFlags;
 
+use super::backing::Accounting;
 use super::detached_batch::settle_written;
 use super::fetch::{Wanted, demand};
 use super::invalidate::PagesMayGo;
@@ -20,7 +21,6 @@ use super::mappings::{self, MappingCopies};
 use super::pages;
 use super::placed_folio::PlacedFolio;
 use super::polled_wait::{ObjectWait, PolledWait};
-use super::state::Accounting;
 use super::swap_in::swap_in;
 use super::transfers::Reads;
 use super::wait::Stop;

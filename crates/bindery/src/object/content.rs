@@ -17,7 +17,6 @@ use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
-use crate::Memory;
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, PageRange};
 use crate::bytes;
 use crate::error::{Error, Failure, NoMemory};
@@ -26,7 +25,6 @@ use crate::memory::written_by_call;
 use crate::platform::Platform;
 use crate::vma::MappingFlags;
 
-use super::dropping::{DropPiece, drop_pages};
 use super::fetch::{FetchPurpose, Moved, Wanted, WriteSource, Writing, demand, obtain};
 use super::read_ahead::next_window;
 #[cfg(doc)]
@@ -35,7 +33,7 @@ use super::state::pages_of;
 use super::transfers::Reads;
 use super::wait::{Stop, Wait};
 use super::{MAX_SIZE, Object, ObjectState, pages};
-use crate::collections::page_tree::{IndexRun, PAGE_LIMIT, PageStretch};
+use crate::collections::page_tree::{IndexRun, PageStretch};
 
 /// At most this many bytes are copied before other threads may acquire the invalidate lock; a new
 /// folio is always filled completely.
@@ -253,7 +251,7 @@ impl<P: Platform> Object<'_, P> {
     /// # Errors
     /// If nothing was written: [`Error::Invalid`] if offset or end do not fit in 63 bits, as in
     /// `pwrite(2)`; [`Error::SealForbids`]; [`Error::OutOfMemory`], after reclaim, if the only free
-    /// frames are those reserved for faults ([`Memory::set_fault_reserve`]);
+    /// frames are those reserved for faults ([`crate::Memory::set_fault_reserve`]);
     /// [`Error::Overcommitted`] and [`Error::NoSpace`] if no more may be committed, or if the
     /// object's [`crate::Quota`] is used up; for a file, the pager's error; [`Error::Interrupted`]
     /// if a fatal signal is pending.
@@ -453,50 +451,6 @@ impl ObjectState {
         let end = at + count as u64;
         if end > self.size() && count > 0 {
             self.set_size(end);
-        }
-    }
-
-    /// Makes sure that the object can grow to `bytes` bytes. The changes are held. The caller sets
-    /// the size afterwards and calls [`ObjectState::after_growth`].
-    pub(super) fn before_growth<P: Platform>(
-        &self,
-        memory: &Memory<P>,
-        bytes: u64,
-    ) -> Result<(), Failure> {
-        self.promise_size(memory, bytes)?;
-        if let Some((pager, file)) = self.file() {
-            pager.resize(file, bytes)?;
-            // Bytes that a program wrote after the end of the last page were never part of the
-            // file, as in Linux's file systems. In shared memory these bytes become part of the
-            // object, as in Linux 6.18.
-            let size = self.size();
-            self.invalidate_lock.with_read(memory.platform(), |stay| {
-                pages::zero_part(memory, self, size, size.next_multiple_of(PAGE_SIZE), stay);
-            });
-        }
-        Ok(())
-    }
-
-    /// Releases the unused part of the growth that [`ObjectState::before_growth`] prepared, if the
-    /// object grew less than `expected`: for a file, also the pages beyond its end, which no
-    /// mapping shows. The changes are held.
-    // Out of line: most writes do not extend the object, and the others reach the expected size.
-    #[inline(never)]
-    pub(super) fn after_growth<P: Platform>(&self, memory: &Memory<P>, expected: u64) {
-        let size = self.size();
-        if size == expected {
-            return;
-        }
-        // A size smaller than before can always be committed.
-        let _ = self.promise_size(memory, size);
-        if let Some((pager, file)) = self.file() {
-            // The write has marked them dirty, and no store would ever reach them.
-            let beyond = PageRange { first: self.size_in_pages(), end: PAGE_LIMIT };
-            self.invalidate_lock.with_write(memory.platform(), |proof| {
-                drop_pages(memory, self, beyond, &mut DropPiece::first_of(memory), proof);
-            });
-            // If the resize fails, the storage has zeroes after the end until the next change.
-            let _ = pager.resize(file, size);
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::error::{Error, NoMemory};
 use crate::platform::Platform;
 
 use super::attachments::{Attachments, SegmentId, SegmentMark};
+use super::backing::{Accounting, Backing, Secrecy};
 use super::detached_batch;
 use super::file_system::held;
 use super::lent::Lent;
@@ -18,7 +19,7 @@ use super::quota::Quota;
 use super::read_ahead::ReadPattern;
 use super::registry::{Found, Registry};
 use super::seals::{Sealing, Seals};
-use super::state::{Accounting, Backing, ObjectState, Secrecy};
+use super::state::ObjectState;
 use super::{MAX_SIZE, Object};
 
 impl<P: Platform> Memory<P> {

@@ -8,10 +8,10 @@ use crate::platform::Platform;
 use crate::swap::SlotRun;
 
 use super::ObjectState;
+use super::backing::Accounting;
 use super::invalidate::PagesMayGo;
 use super::pages::for_each_part;
 use super::placed_folio::PlacedFolio;
-use super::state::Accounting;
 use super::swap_in::slots_of;
 
 /// The number of pages after which other threads may run.

@@ -26,8 +26,8 @@ use crate::platform::Platform;
 
 use super::ObjectState;
 use super::ask::Fetch;
+use super::backing::Accounting;
 use super::read_ahead::{ReadPattern, next_window, window};
-use super::state::Accounting;
 use super::supply::add;
 use super::swap_ahead::swap_in_ahead;
 use super::swap_in::{Swapped, swap_in, swap_in_here};

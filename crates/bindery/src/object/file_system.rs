@@ -10,11 +10,11 @@ use crate::error::Error;
 use crate::memory::{DirtyLimit, Name};
 use crate::platform::Platform;
 
+use super::backing::Backing;
 use super::create::add;
 use super::lent::Lent;
 use super::registry::{Found, Registry};
 use super::seals::Seals;
-use super::state::Backing;
 use super::weak::WeakObject;
 use super::{Object, Pager};
 

@@ -15,11 +15,12 @@ use crate::frame::FrameRange;
 use crate::platform::Platform;
 
 use super::Object;
+use super::backing::Backing;
 use super::create::add;
 use super::lent::Lent;
 use super::mappings::{MappingCopies, unmap};
 use super::seals::Seals;
-use super::state::{Backing, ObjectState, pages_of};
+use super::state::{ObjectState, pages_of};
 
 /// Consecutive frames that an object shows at consecutive pages.
 ///

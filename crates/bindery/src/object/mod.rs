@@ -8,6 +8,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `state` | `ObjectState`: the object's state, its holders, its committed memory |
+//! | `backing` | the storage that holds its content besides memory |
 //! | `page_index` | the index of its pages, with its lock |
 //! | `invalidate` | its invalidate lock, and the proofs that it is held |
 //! | `frame_source` | [`FrameSource`]: frames that are not the core's, shown to programs |
@@ -88,6 +89,7 @@ mod answer_loom_model;
 mod arrival;
 mod ask;
 mod attachments;
+mod backing;
 mod coherence;
 #[cfg(feature = "collapse")]
 mod collapse;
@@ -152,6 +154,7 @@ use crate::Memory;
 use crate::platform::Platform;
 
 pub use attachments::{Attachments, SegmentId};
+pub use backing::Accounting;
 #[cfg(feature = "collapse")]
 pub(crate) use collapse::{collapse, try_collapse};
 pub(crate) use detached_batch::{settle_written, store_for_reclaim};
@@ -170,7 +173,6 @@ pub use read_request::{KeptRead, ReadRequest};
 pub(crate) use read_steps::{PageReady, ReadSteps};
 pub use resize::Growth;
 pub use seals::{Sealing, Seals};
-pub use state::Accounting;
 pub use stored_bytes::StoredBytes;
 pub(crate) use swap_off::ObjectSwapIn;
 pub(crate) use sync::FollowedSave;

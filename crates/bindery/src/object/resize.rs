@@ -1,5 +1,6 @@
 //! Size, holes and preallocation (`ftruncate(2)`, `fallocate(2)`).
 
+use crate::Memory;
 use crate::addr::{Orders, PAGE_SHIFT, PAGE_SIZE, PageRange};
 use crate::error::{Error, Failure};
 use crate::interrupt;
@@ -354,4 +355,50 @@ fn allocate_pages<P: Platform>(handle: &Object<'_, P>, first: u64, end: u64) -> 
         is_own = true;
     }
     Ok(())
+}
+
+impl ObjectState {
+    /// Makes sure that the object can grow to `bytes` bytes. The changes are held. The caller sets
+    /// the size afterwards and calls [`ObjectState::after_growth`].
+    pub(super) fn before_growth<P: Platform>(
+        &self,
+        memory: &Memory<P>,
+        bytes: u64,
+    ) -> Result<(), Failure> {
+        self.promise_size(memory, bytes)?;
+        if let Some((pager, file)) = self.file() {
+            pager.resize(file, bytes)?;
+            // Bytes that a program wrote after the end of the last page were never part of the
+            // file, as in Linux's file systems. In shared memory these bytes become part of the
+            // object, as in Linux 6.18.
+            let size = self.size();
+            self.invalidate_lock.with_read(memory.platform(), |stay| {
+                pages::zero_part(memory, self, size, size.next_multiple_of(PAGE_SIZE), stay);
+            });
+        }
+        Ok(())
+    }
+
+    /// Releases the unused part of the growth that [`ObjectState::before_growth`] prepared, if the
+    /// object grew less than `expected`: for a file, also the pages beyond its end, which no
+    /// mapping shows. The changes are held.
+    // Out of line: most writes do not extend the object, and the others reach the expected size.
+    #[inline(never)]
+    pub(super) fn after_growth<P: Platform>(&self, memory: &Memory<P>, expected: u64) {
+        let size = self.size();
+        if size == expected {
+            return;
+        }
+        // A size smaller than before can always be committed.
+        let _ = self.promise_size(memory, size);
+        if let Some((pager, file)) = self.file() {
+            // The write has marked them dirty, and no store would ever reach them.
+            let beyond = PageRange { first: self.size_in_pages(), end: PAGE_LIMIT };
+            self.invalidate_lock.with_write(memory.platform(), |proof| {
+                drop_pages(memory, self, beyond, &mut DropPiece::first_of(memory), proof);
+            });
+            // If the resize fails, the storage has zeroes after the end until the next change.
+            let _ = pager.resize(file, size);
+        }
+    }
 }
