@@ -1,5 +1,7 @@
 //! Swaps in all pages of one swap area (an address space's part of `swapoff(2)`), or of a range.
 
+use core::convert::Infallible;
+
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{Absent, AbsentFormat, Kind};
 use crate::error::{Error, Failure, FaultError};
@@ -102,16 +104,9 @@ impl<'s, 'm, P: Platform> SwapInWait<'s, 'm, P> {
         check: fn(&P) -> Result<(), Error>,
         next: impl Fn(VirtAddr) -> Option<VirtAddr>,
     ) -> Result<Option<Self>, Error> {
-        let memory = space.page_table.memory;
-        while let Some(page) = next(*at) {
-            check(space.platform())?;
-            *at = page;
-            let wait = memory.retry(|| bring_back_page(space, page));
-            if let Some(wait) = wait.map_err(|error| error_at(page, error))? {
-                return Ok(Some(Self { space, page, wait: PolledWait::of_call(memory, wait) }));
-            }
-        }
-        Ok(None)
+        let wait = swap_in_each(space, at, check, next, |wait| Ok(Some(wait)))?;
+        let of_call = |wait| PolledWait::of_call(space.page_table.memory, wait);
+        Ok(wait.map(|wait| Self { space, page: *at, wait: of_call(wait) }))
     }
 
     /// Waits in the thread.
@@ -158,23 +153,37 @@ fn bring_back<P: Platform>(
     check: fn(&P) -> Result<(), Error>,
     next: impl Fn(VirtAddr) -> Option<VirtAddr>,
 ) -> Result<(), Error> {
-    let memory = space.page_table.memory;
     let mut call = MaySleep::new(space);
-    let mut at = VirtAddr(0);
     // Keeps a folio that a device has read in the cache until the folio is mapped.
     let mut _kept = None;
-    while let Some(page) = next(at) {
-        check(space.platform())?;
-        let result = memory.retry(|| {
-            if let Some(wait) = bring_back_page(&call, page)? {
-                _kept = call.wait(wait).map_err(refused)?;
-            }
-            Ok(())
-        });
-        result.map_err(|error| error_at(page, error))?;
-        at = page;
-    }
+    swap_in_each(space, &mut VirtAddr(0), check, next, |wait| {
+        _kept = call.wait(wait).map_err(refused)?;
+        Ok(None::<Infallible>)
+    })?;
     Ok(())
+}
+
+/// Swaps in each page that `next` returns for `at`, which starts the search and then becomes that
+/// page. Calls `waits` with each event to wait for. Ends as soon as `waits` returns a value, or with
+/// `None` once no page is left.
+fn swap_in_each<P: Platform, W>(
+    space: &AddressSpace<'_, P>,
+    at: &mut VirtAddr,
+    check: fn(&P) -> Result<(), Error>,
+    next: impl Fn(VirtAddr) -> Option<VirtAddr>,
+    mut waits: impl FnMut(Wait) -> Result<Option<W>, Failure<FaultError>>,
+) -> Result<Option<W>, Error> {
+    let memory = space.page_table.memory;
+    while let Some(page) = next(*at) {
+        check(space.platform())?;
+        *at = page;
+        let attempt = || bring_back_page(space, page)?.map_or(Ok(None), &mut waits);
+        let stop = memory.retry(attempt).map_err(|error| error_at(page, error))?;
+        if stop.is_some() {
+            return Ok(stop);
+        }
+    }
+    Ok(None)
 }
 
 /// The error of a call for a page that cannot be swapped in.
