@@ -43,10 +43,9 @@ pub(super) fn move_vma<'op, 'm, P: Platform>(
     target: VirtRange,
 ) -> Result<VirtAddr, Failure> {
     let RemapPlan { source, .. } = call.plan;
-    let stays = call.plan.keeps_source();
     let committed = if !vma.has(MappingFlags::ACCOUNT) {
         0
-    } else if stays {
+    } else if call.plan.keeps_source() {
         target.pages()
     } else {
         target.pages() - source.pages()
@@ -76,9 +75,7 @@ fn move_unserved<'op, 'm, P: Platform>(
     vma: &'op Vma,
     target: VirtRange,
 ) -> Result<VirtAddr, Failure> {
-    let RemapPlan { source, .. } = call.plan;
-    let stays = call.plan.keeps_source();
-    if !stays && source.covers(vma.range()) {
+    if !call.plan.keeps_source() && call.plan.source.covers(vma.range()) {
         let between = op.vmas.between(vma);
         if between.free.start <= target.start().0
             && target.end().0 <= between.free.end
