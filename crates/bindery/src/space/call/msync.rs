@@ -185,9 +185,9 @@ impl<'m, P: Platform> MappedWriteback<'m, P> {
     }
 }
 
-/// The result of a mapping. An error that is new to the open file replaces that of the stores, which
-/// is the same or a later one. Pages of a call that was interrupted are not stored yet, and their
-/// errors are left to the next call.
+/// The result of a mapping. An error that is new to the open file replaces that of the stores: it is
+/// the last one that the file's mark has not seen. Pages of a call that was interrupted are not
+/// stored yet, and their errors are left to the next call.
 fn reported(
     stored: Result<(), Error>,
     report: impl FnOnce() -> Result<(), Error>,
