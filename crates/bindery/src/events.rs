@@ -56,8 +56,8 @@ pub struct Events {
     pub spurious_faults: u64,
     /// The longest sequence of spurious faults at one address, with no write to an entry of the
     /// address space in between. A sequence longer than the number of CPUs means that the machine
-    /// is not set up as the entries require, or that invalidations are lost
-    /// ([`crate::check::machine`]).
+    /// is not set up as the entries require, or that invalidations are lost. `check::machine`, with
+    /// the feature `check`, tests both.
     pub repeated_faults: u64,
 }
 

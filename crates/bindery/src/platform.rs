@@ -268,7 +268,7 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
 
     /// Like [`Platform::park`], for an access that waits for the handler of a userfaultfd, which
     /// may take any time. The thread holds no lock of the core and has no unfinished call except
-    /// the access, so a platform that checks all invariants between calls ([`crate::check`]) need
+    /// the access, so a platform that checks all invariants between calls (`bindery::check`) need
     /// not wait for it.
     fn park_for_handler(&self, word: &AtomicU32, expected: u32) {
         self.park(word, expected);
