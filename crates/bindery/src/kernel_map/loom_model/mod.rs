@@ -28,6 +28,7 @@
 //! detached tables with tables below them, and a purge in rounds.
 
 mod cpu;
+mod look_up;
 mod world;
 
 use std::rc::Rc;
