@@ -79,18 +79,8 @@ pub fn bytes(length: usize) -> Vec<u8> {
 impl<'m> Fixture<'m> {
     /// Polls a wait to its end, while the pager answers late.
     #[track_caller]
-    pub fn until_ready(&self, mut wait: CallWait<'_, 'm, P>) -> CallReady<'m, P> {
-        loop {
-            match wait.poll() {
-                CallPoll::Ready(ready) => return ready,
-                CallPoll::Pending(on) => {
-                    assert!(!on.has_changed());
-                    assert!(self.pager.answer_all(self.memory) > 0, "what does it wait for?");
-                    assert!(on.has_changed());
-                }
-                CallPoll::NeedsThread => panic!("a thread is needed"),
-            }
-        }
+    pub fn until_ready(&self, wait: CallWait<'_, 'm, P>) -> CallReady<'m, P> {
+        until_answered(self.memory, self.pager, wait)
     }
 
     /// Waits in another thread.
@@ -171,6 +161,27 @@ impl<'m> Fixture<'m> {
     /// The number of even pages requested from the pager.
     pub fn asked_even(&self) -> usize {
         self.asked().iter().filter(|(first, _)| first % 2 == 0).count()
+    }
+}
+
+/// Polls a wait to its end, while the pager answers late.
+#[track_caller]
+pub fn until_answered<'m>(
+    memory: &'m Memory<P>,
+    pager: &DelayedFiles,
+    mut wait: CallWait<'_, 'm, P>,
+) -> CallReady<'m, P> {
+    loop {
+        match wait.poll() {
+            CallPoll::Ready(ready) => return ready,
+            CallPoll::Pending(on) => {
+                assert!(!on.has_changed());
+                assert!(pager.answer_all(memory) > 0, "what does it wait for?");
+                assert!(on.has_changed());
+            }
+            // Waiting for the mutex, for example at a first write, needs no thread.
+            CallPoll::NeedsThread => panic!("a thread is needed"),
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use bindery::{
 use bindery_hosted::{Asked, Config, DelayedFiles, Machine};
 use bindery_linux::{self as linux, Call, CallStep, OpenFile, PendingCall, Process};
 
+use super::content_steps::until_answered;
 use crate::support::objects::PAGE;
 use crate::support::objects_fixture::{AT, map};
 use crate::support::{MIB, audit, fixed, memory_with, options};
@@ -132,20 +133,8 @@ impl<'m> Fixture<'_, 'm> {
     }
 
     /// Polls a wait to its end, while the pager answers late.
-    fn until_ready(&self, mut wait: Wait<'_, 'm>) -> Ready<'m> {
-        loop {
-            match wait.poll() {
-                CallPoll::Ready(ready) => return ready,
-                CallPoll::Pending(on) => {
-                    assert!(!on.has_changed());
-                    assert!(self.pager.answer_all(self.memory) > 0, "what does it wait for?");
-                    assert!(on.has_changed());
-                }
-                CallPoll::NeedsThread => break,
-            }
-        }
-        // Waiting for the mutex, for example at a first write, needs no thread.
-        panic!("a thread is needed")
+    fn until_ready(&self, wait: Wait<'_, 'm>) -> Ready<'m> {
+        until_answered(self.memory, self.pager, wait)
     }
 
     /// Runs a call in steps. Returns its result and the number of its waits.

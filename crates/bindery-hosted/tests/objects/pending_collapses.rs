@@ -8,6 +8,7 @@ use bindery::{
 use bindery_hosted::{Config, DelayedFiles, Machine};
 use bindery_linux::{Call, CallStep, OpenFile, PendingCall, Process};
 
+use super::content_steps::until_answered;
 use crate::support::objects::PAGE;
 use crate::support::objects_fixture::{AT, map};
 use crate::support::{MIB, audit, memory_with, options};
@@ -71,16 +72,10 @@ fn each_page_of_the_file_is_read_once() {
                     assert_eq!(result, 0);
                     break;
                 }
-                CallStep::Blocked(mut wait) => {
+                CallStep::Blocked(wait) => {
                     assert!(wait.is_for_storage());
                     waits += 1;
-                    ready = loop {
-                        match wait.poll() {
-                            CallPoll::Ready(end) => break Some(end),
-                            CallPoll::Pending(_) => assert!(pager.answer_all(memory) > 0),
-                            CallPoll::NeedsThread => panic!("the pager answers later"),
-                        }
-                    };
+                    ready = Some(until_answered(memory, pager, wait));
                 }
             }
         }

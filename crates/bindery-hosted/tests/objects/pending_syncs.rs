@@ -12,6 +12,7 @@ use bindery::{
 };
 use bindery_hosted::{Config, DelayedFiles, Machine};
 
+use super::content_steps::until_answered;
 use crate::support::objects::PAGE;
 use crate::support::objects_fixture::{AT, map};
 use crate::support::{MIB, audit, memory_with, options};
@@ -70,19 +71,9 @@ impl<'m> Fixture<'m> {
 
     /// Completes a wait while the pager answers late.
     #[track_caller]
-    pub(super) fn until_ready(&self, mut wait: CallWait<'_, 'm, P>) {
+    pub(super) fn until_ready(&self, wait: CallWait<'_, 'm, P>) {
         assert!(wait.is_for_storage());
-        loop {
-            match wait.poll() {
-                CallPoll::Ready(_) => return,
-                CallPoll::Pending(on) => {
-                    assert!(!on.has_changed());
-                    assert!(self.pager.answer_all(self.memory) > 0, "what does it wait for?");
-                    assert!(on.has_changed());
-                }
-                CallPoll::NeedsThread => panic!("a thread is needed"),
-            }
-        }
+        drop(until_answered(self.memory, self.pager, wait));
     }
 
     /// Runs all steps. Returns the result and the number of waits.
