@@ -202,7 +202,8 @@ const NEVER: &[(&[&str], &[&str])] = &[
         &["move file", "move file, congruent", "move part of file", "munmap all", "munmap part"],
         &["msync"],
     ),
-    (&["munmap all"], &["try fault private"]),
+    (&["munmap all"], &["try fault private", "write_forced to private"]),
+    (&["write_forced to private"], &["fault private, write", "try fault private"]),
     (&["munmap anon"], &["guard remove"]),
     (&["page out the child's", "swap in at the child's"], &["drop child"]),
     (

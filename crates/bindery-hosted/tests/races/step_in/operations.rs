@@ -331,6 +331,19 @@ fn users<A: Walk>() -> Vec<Operation<A>> {
         Operation::new("write_user to anon", |w| {
             w.space.write_user(VirtAddr(ANON + 100), &[7; 5000]).is_ok()
         }),
+        // Pages of the file, the process's own page, and a page that is not mapped yet. The program
+        // must not be able to store to any of them, before or after.
+        Operation::new("write_forced to private", |w| {
+            let write = |page: u64, bytes: &[u8]| {
+                let at = VirtAddr(PRIVATE + page * PAGE_SIZE + 100);
+                w.space.write_forced(at, bytes).is_ok()
+            };
+            w.space.mprotect(VirtAddr(PRIVATE), LENGTH, Protection::READ).is_ok()
+                && write(0, &[7; 5000])
+                && [3, 5, 600].into_iter().all(|page| write(page, &[7; 8]))
+        })
+        .revokes(Which::Space, PRIVATE, LENGTH, Denied::Stores)
+        .holds_until(CHANGES_PROTECTION),
         Operation::new("read_user", |w| {
             let mut bytes = [0; 5000];
             let file = w.space.read_user(VirtAddr(FILE + 100), &mut bytes);

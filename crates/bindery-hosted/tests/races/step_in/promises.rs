@@ -25,7 +25,7 @@ pub struct Audit<'a, 'm, A: Walk> {
     pub problems: Vec<String>,
 }
 
-/// Places to which `write_user` must not write after a move has returned: addresses and contents.
+/// Places to which a copy must not write after a move has returned: addresses and contents.
 pub type Late = Vec<(u64, u64)>;
 
 impl<A: Walk> Audit<'_, '_, A> {
@@ -261,12 +261,16 @@ impl<A: Walk> Audit<'_, '_, A> {
     /// at the old place, must no longer write there.
     fn moved_for_good(&self) -> Late {
         let Some(moves) = self.stepped_in.moves else { return Late::new() };
-        if !self.held.name.starts_with("write_user") {
+        if !self.held.name.starts_with("write_") {
             return Late::new();
         }
         let root = self.world.space.root();
-        let written = [ANON + 104, ANON + PAGE_SIZE, FILE + PAGE_SIZE + 104, FILE + 2 * PAGE_SIZE];
-        let images = written.into_iter().filter_map(|at| moves.image(at));
+        let places = [(ANON, 0), (FILE, 1), (PRIVATE, 0)].map(|(base, page)| {
+            let at = base + page * PAGE_SIZE;
+            [at + 104, at + PAGE_SIZE]
+        });
+        let written = places.into_iter().flatten();
+        let images = written.filter_map(|at| moves.image(at));
         images.filter_map(|at| Some((at, self.world.load_at(root, at)?))).collect()
     }
 
