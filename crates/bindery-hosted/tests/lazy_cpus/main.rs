@@ -147,6 +147,10 @@ impl<A: Walk> LocalTlb for LocalTlbs<A> {
     fn flush_all(&self) {
         self.machine.flush_root(None);
     }
+
+    fn order(&self) {
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    }
 }
 
 // SAFETY: `Shootdowns` meets the obligations of `invalidate`, as long as each CPU says which root

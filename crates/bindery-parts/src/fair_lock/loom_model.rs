@@ -90,6 +90,7 @@ impl LocalTlb for Tlb {
     fn invalidate(&self, _: Frame, _: &Invalidation) {}
     fn invalidate_kernel(&self, _: &Invalidation) {}
     fn flush_all(&self) {}
+    fn order(&self) {}
     fn relax(&self) {
         thread::yield_now();
     }

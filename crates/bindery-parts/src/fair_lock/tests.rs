@@ -181,6 +181,7 @@ fn holders_wait_for_waiters_that_serve() {
         fn invalidate(&self, _: Frame, _: &Invalidation) {}
         fn invalidate_kernel(&self, _: &Invalidation) {}
         fn flush_all(&self) {}
+        fn order(&self) {}
         fn relax(&self) {
             thread::yield_now();
         }

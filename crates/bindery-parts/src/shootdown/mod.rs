@@ -3,6 +3,7 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | `counts` | what CPUs have counted |
 //! | `queue` | the requests to one CPU |
 //! | `root_word` | the root that a CPU has loaded |
 //!
@@ -29,6 +30,7 @@
 //! finish. For the same reason, a CPU that waits for a spin lock with interrupts off calls
 //! [`OnCpu::serve`] ([`Platform::relax`](bindery::Platform::relax)).
 
+mod counts;
 #[cfg(all(test, loom))]
 mod loom_model;
 mod queue;
@@ -41,10 +43,12 @@ use core::fmt;
 use bindery::addr::Frame;
 use bindery::platform::{Cpu, CpuSet, Invalidation, MAX_CPUS};
 
-use crate::atomic::{AtomicU64, Ordering, constructor};
+use crate::atomic::{Ordering, constructor};
 use crate::cpu_mask::CpuMask;
 use crate::rule::{self, Rule};
 
+pub use counts::ShootdownCounts;
+use counts::{Counts, add};
 use queue::{Queue, Request, Taken, Ticket};
 use root_word::{Claim, RootWord, State};
 
@@ -69,6 +73,10 @@ pub trait LocalTlb {
 
     /// Invalidates all translations and all intermediate entries, global ones too, under every tag.
     fn flush_all(&self);
+
+    /// Orders all accesses before the call before all accesses and instruction fetches after it
+    /// (x86-64: a write of a control register; AArch64: `dsb sy; isb`; RISC-V: `fence; fence.i`).
+    fn order(&self);
 
     /// One round of waiting for another CPU.
     fn relax(&self) {
@@ -101,29 +109,6 @@ pub struct ShootdownCpu {
     counts: Counts,
 }
 
-/// What one CPU has counted. In lines of its own, since other CPUs need none of it.
-#[repr(align(128))]
-#[derive(Debug)]
-struct Counts {
-    interrupts: AtomicU64,
-    spared: AtomicU64,
-    invalidations: AtomicU64,
-    full_flushes: AtomicU64,
-}
-
-impl Counts {
-    constructor! {
-        const fn new() -> Self {
-            Self {
-                interrupts: AtomicU64::new(0),
-                spared: AtomicU64::new(0),
-                invalidations: AtomicU64::new(0),
-                full_flushes: AtomicU64::new(0),
-            }
-        }
-    }
-}
-
 impl ShootdownCpu {
     constructor! {
         /// A CPU that is offline, with no root loaded.
@@ -139,19 +124,6 @@ impl Default for ShootdownCpu {
     fn default() -> Self {
         Self::new()
     }
-}
-
-/// Sums over all CPUs since the start ([`Shootdowns::counts`]).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct ShootdownCounts {
-    /// Interrupts that were sent.
-    pub interrupts: u64,
-    /// Interrupts that were spared because the CPU kept the tag lazily.
-    pub spared: u64,
-    /// Invalidations of a range that were performed, local ones too.
-    pub invalidations: u64,
-    /// Flushes of everything, because a queue was full or the CPU was switching roots.
-    pub full_flushes: u64,
 }
 
 /// Invalidations on many CPUs, for [`Platform::invalidate`](bindery::Platform::invalidate) and
@@ -175,6 +147,7 @@ pub struct ShootdownCounts {
 ///     fn invalidate(&self, _root: Frame, _what: &Invalidation) {} // `invlpg`
 ///     fn invalidate_kernel(&self, _what: &Invalidation) {}
 ///     fn flush_all(&self) {} // a change of `CR4.PGE`
+///     fn order(&self) {} // a write of `CR3`
 /// }
 ///
 /// /// The caller's CPU, which it does not leave during a call.
@@ -240,15 +213,7 @@ impl<'m> Shootdowns<'m> {
 
     /// Sums of all CPUs. Not exact while CPUs invalidate. Linear in the number of CPUs.
     pub fn counts(&self) -> ShootdownCounts {
-        let sum = |count: fn(&Counts) -> &AtomicU64| {
-            self.cpus.iter().map(|cpu| count(&cpu.counts).load(Ordering::Relaxed)).sum()
-        };
-        ShootdownCounts {
-            interrupts: sum(|counts| &counts.interrupts),
-            spared: sum(|counts| &counts.spared),
-            invalidations: sum(|counts| &counts.invalidations),
-            full_flushes: sum(|counts| &counts.full_flushes),
-        }
+        ShootdownCounts::sum_of(self.cpus.iter().map(|cpu| &cpu.counts))
     }
 }
 
@@ -317,7 +282,7 @@ impl<T: LocalTlb> OnCpu<'_, '_, T> {
                 Claim::Left => {}
             }
         }
-        let request = Request { root: Some(root), what: *what };
+        let request = Request::Program(root, *what);
         let here = || {
             if cpus.contains(self.cpu) {
                 self.perform(&request);
@@ -330,16 +295,51 @@ impl<T: LocalTlb> OnCpu<'_, '_, T> {
     /// for them. For [`Platform::invalidate_kernel`](bindery::Platform::invalidate_kernel).
     ///
     /// Linear in the number of CPUs.
+    #[inline]
     pub fn invalidate_kernel(&self, what: &Invalidation) {
         rule::fence(Rule::FenceBeforeOnline);
-        let mut to_ask = CpuSet::EMPTY;
-        for cpu in (0..self.all.cpus.len() as u16).map(Cpu) {
-            if cpu != self.cpu && self.is_online(cpu) {
-                to_ask.insert(cpu);
-            }
+        if self.is_alone() {
+            self.perform_kernel(what);
+        } else {
+            self.copy().ask_others(Request::Kernel(*what));
         }
-        let request = Request { root: None, what: *what };
-        self.ask(&to_ask, &request, || self.perform(&request));
+    }
+
+    /// Makes the accesses of all other CPUs that are online ordered: each executes
+    /// [`LocalTlb::order`] between the begin of the call and its end (Linux: `membarrier(2)`). The
+    /// caller orders its own.
+    ///
+    /// Linear in the number of CPUs.
+    pub fn order_others(&self) {
+        rule::fence(Rule::FenceBeforeOnline);
+        if !self.is_alone() {
+            self.copy().ask_others(Request::Order);
+        }
+    }
+
+    /// Whether no other CPU is online.
+    #[inline]
+    fn is_alone(&self) -> bool {
+        let order = rule::order(Rule::AcquireGone, Ordering::Acquire);
+        !self.all.online.has_others(self.cpu, order)
+    }
+
+    fn copy(&self) -> Self {
+        Self { all: self.all, me: self.me, cpu: self.cpu, tlb: self.tlb }
+    }
+
+    /// Sends a request to all other CPUs that are online, performs an invalidation here, and waits
+    /// for them. Takes both by value, so that a CPU that is alone stores neither.
+    #[cold]
+    #[inline(never)]
+    fn ask_others(self, request: Request) {
+        let order = rule::order(Rule::AcquireGone, Ordering::Acquire);
+        let to_ask = self.all.online.others(self.cpu, order);
+        self.ask(&to_ask, &request, || {
+            if let Request::Kernel(what) = &request {
+                self.perform_kernel(what);
+            }
+        });
     }
 
     /// Performs the requests to this CPU: in the handler of the interrupt, and in
@@ -389,6 +389,8 @@ impl<T: LocalTlb> OnCpu<'_, '_, T> {
         if taken.is_for_everything() {
             let number = self.me.queue.full_flushes_asked();
             self.flush_all();
+            // It may stand for any request.
+            self.tlb.order();
             self.me.queue.full_flush_done(number);
         } else {
             taken.slots().for_each(|slot| self.perform(&self.me.queue.request(slot)));
@@ -397,9 +399,10 @@ impl<T: LocalTlb> OnCpu<'_, '_, T> {
     }
 
     fn perform(&self, request: &Request) {
-        let Some(root) = request.root else {
-            add(&self.me.counts.invalidations);
-            return self.tlb.invalidate_kernel(&request.what);
+        let (root, what) = match request {
+            Request::Program(root, what) => (*root, what),
+            Request::Kernel(what) => return self.perform_kernel(what),
+            Request::Order => return self.tlb.order(),
         };
         match self.me.root.state() {
             State::Switches => self.flush_all(),
@@ -408,11 +411,17 @@ impl<T: LocalTlb> OnCpu<'_, '_, T> {
             }
             State::Runs(loaded) | State::Keeps(loaded) if loaded == root => {
                 add(&self.me.counts.invalidations);
-                self.tlb.invalidate(root, &request.what);
+                self.tlb.invalidate(root, what);
             }
             // The CPU flushes the root's tag before it loads the root again.
             State::Runs(_) | State::Keeps(_) | State::Stale(_) | State::Nothing => {}
         }
+    }
+
+    #[inline]
+    fn perform_kernel(&self, what: &Invalidation) {
+        add(&self.me.counts.invalidations);
+        self.tlb.invalidate_kernel(what);
     }
 
     fn flush_all(&self) {
@@ -421,6 +430,7 @@ impl<T: LocalTlb> OnCpu<'_, '_, T> {
     }
 
     /// Sends a request to CPUs, performs it `here` while they work, and waits for them.
+    #[cold]
     #[inline(never)]
     fn ask(&self, cpus: &CpuSet, request: &Request, here: impl FnOnce()) {
         let mut tickets = [Ticket::NONE; MAX_CPUS];
@@ -472,8 +482,4 @@ impl<T> fmt::Debug for OnCpu<'_, '_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OnCpu").field("cpu", &self.cpu).finish_non_exhaustive()
     }
-}
-
-fn add(count: &AtomicU64) {
-    count.fetch_add(1, Ordering::Relaxed);
 }

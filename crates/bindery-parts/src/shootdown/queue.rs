@@ -37,11 +37,15 @@ const EVERYTHING: u32 = 1 << 31;
 /// Beside the pending bits: an interrupt has been sent whose handler has not yet taken them.
 const SENT: u32 = 1 << 30;
 
-/// An invalidation, of a program's root or, without one, of the kernel's addresses.
+/// What a thread asks a CPU for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Request {
-    pub(super) root: Option<Frame>,
-    pub(super) what: Invalidation,
+pub(super) enum Request {
+    /// An invalidation of a program's root.
+    Program(Frame, Invalidation),
+    /// An invalidation of the kernel's addresses.
+    Kernel(Invalidation),
+    /// An order of accesses.
+    Order,
 }
 
 /// The slot of a request, or the number of a flush of everything with [`Ticket::NUMBERED`]. One
@@ -99,7 +103,7 @@ impl Taken {
 /// A request as words, since several CPUs access it.
 #[derive(Debug)]
 struct Slot {
-    /// The root's number plus 1; 0 for the kernel.
+    /// [`Slot::KERNEL`], [`Slot::ORDER`], or [`Slot::PROGRAM`] plus the root's number.
     root: AtomicU64,
     start: AtomicU64,
     end: AtomicU64,
@@ -108,6 +112,10 @@ struct Slot {
 }
 
 impl Slot {
+    const KERNEL: u64 = 0;
+    const ORDER: u64 = 1;
+    const PROGRAM: u64 = 2;
+
     constructor! {
         const fn new() -> Self {
             Self {
@@ -299,9 +307,13 @@ impl Queue {
 
 impl Slot {
     fn write(&self, request: &Request) {
-        let Invalidation { range, stride, tables } = request.what;
+        let (root, what) = match request {
+            Request::Program(root, what) => (u64::from(root.0) + Self::PROGRAM, what),
+            Request::Kernel(what) => (Self::KERNEL, what),
+            Request::Order => return self.root.store(Self::ORDER, Ordering::Relaxed),
+        };
+        let Invalidation { range, stride, tables } = *what;
         let tables = u64::from(tables == Tables::Changed);
-        let root = request.root.map_or(0, |root| u64::from(root.0) + 1);
         self.root.store(root, Ordering::Relaxed);
         self.start.store(range.start().0, Ordering::Relaxed);
         self.end.store(range.end().0, Ordering::Relaxed);
@@ -310,12 +322,18 @@ impl Slot {
 
     fn read(&self) -> Request {
         let root = self.root.load(Ordering::Relaxed);
+        if root == Self::ORDER {
+            return Request::Order;
+        }
         let start = VirtAddr(self.start.load(Ordering::Relaxed));
         let end = VirtAddr(self.end.load(Ordering::Relaxed));
         let stride = self.stride.load(Ordering::Relaxed);
         let range = VirtRange::new(start, end).unwrap_or_default();
         let tables = if stride & 1 != 0 { Tables::Changed } else { Tables::Unchanged };
         let what = Invalidation { range, stride: stride & !1, tables };
-        Request { root: root.checked_sub(1).map(|root| Frame(root as u32)), what }
+        match root.checked_sub(Self::PROGRAM) {
+            Some(root) => Request::Program(Frame(root as u32), what),
+            None => Request::Kernel(what),
+        }
     }
 }

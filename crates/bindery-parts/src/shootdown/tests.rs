@@ -32,6 +32,7 @@ enum Event {
     Invalidated(Frame, u64),
     Kernel(u64),
     All,
+    Ordered,
     Relaxed,
 }
 
@@ -72,6 +73,10 @@ impl LocalTlb for Tlb<'_> {
 
     fn flush_all(&self) {
         self.log(Event::All);
+    }
+
+    fn order(&self) {
+        self.log(Event::Ordered);
     }
 
     fn relax(&self) {
@@ -146,6 +151,29 @@ fn requests_are_sent_before_any_wait() {
     assert_eq!(first.take(), [Event::Invalidated(P, 1), Event::Kernel(2)]);
 }
 
+#[test]
+fn each_other_cpu_online_orders_its_accesses() {
+    let memory = cpus(3);
+    let all = Shootdowns::new(&memory);
+    let (first, second) = (tlb(&idle), tlb(&idle));
+    let serve = || {
+        all.on(Cpu(1), &first).serve();
+        all.on(Cpu(2), &second).serve();
+    };
+    let me = tlb(&serve);
+    start(&all, &[&me, &first]);
+    all.on(Cpu(1), &first).run(P, |_| {});
+    all.on(Cpu(0), &me).order_others();
+    assert_eq!(me.take(), [Event::Sent(1), Event::Relaxed]);
+    assert_eq!(first.take(), [Event::Ordered]);
+    assert_eq!(second.take(), []);
+    assert_eq!(all.counts().invalidations, 0);
+
+    all.on(Cpu(1), &first).offline();
+    all.on(Cpu(0), &me).order_others();
+    assert_eq!(me.take(), []);
+}
+
 /// Each call waits inside the wait of the one before. The last one finds no slot.
 #[test]
 fn a_full_queue_is_flushed_at_once() {
@@ -170,7 +198,7 @@ fn a_full_queue_is_flushed_at_once() {
     all.on(Cpu(1), &other).run(P, |_| {});
     again();
     assert_eq!(depth.get(), u64::from(queue::SLOTS) + 1);
-    assert_eq!(other.take(), [Event::All]);
+    assert_eq!(other.take(), [Event::All, Event::Ordered]);
     // One interrupt for all requests that waited with it.
     assert_eq!((all.counts().interrupts, all.counts().full_flushes), (1, 1));
     // All slots are free again.
@@ -185,7 +213,7 @@ fn a_full_queue_is_flushed_at_once() {
 #[test]
 fn a_flush_counts_whatever_is_asked_later() {
     let queue = Queue::new();
-    let post = || queue.post(&Request { root: None, what: page(1) });
+    let post = || queue.post(&Request::Kernel(page(1)));
     let slots: Vec<_> = (0..queue::SLOTS).map(|_| post()).collect();
     let flush = post();
     let taken = queue.take();
@@ -326,6 +354,7 @@ fn cpus_that_shoot_at_each_other_finish() {
             FLUSHED.fetch_add(1, Ordering::Relaxed);
         }
         fn flush_all(&self) {}
+        fn order(&self) {}
         fn relax(&self) {
             thread::yield_now();
         }

@@ -172,6 +172,24 @@ fn come_back_with_interrupts(cpu: &Machine) {
     run_with_interrupts(cpu);
 }
 
+/// Of two CPUs, only one executes a barrier, and makes the other execute one.
+fn write_order_others_and_read(cpu: &Machine) {
+    cpu.write_and_read(|| cpu.here().order_others());
+    cpu.stop();
+}
+
+/// Serves before its accesses, between them or after them.
+fn write_and_read(cpu: &Machine) {
+    cpu.here().serve();
+    cpu.write_and_read(|| cpu.here().serve());
+    cpu.stop();
+}
+
+#[test]
+fn one_barrier_orders_two_cpus() {
+    explore(None, Some(3), [write_order_others_and_read, write_and_read]);
+}
+
 #[test]
 fn no_frame_is_freed_under_a_translation() {
     let seen = explore(None, Some(3), [unmap, run]);
@@ -223,6 +241,12 @@ fn a_cpu_back_online_serves_what_it_missed() {
 }
 
 // Each rule is necessary: without it, one of the models above fails.
+
+#[test]
+#[should_panic(expected = "each missed the other's word")]
+fn a_barrier_without_acquire_orders_nothing() {
+    explore(Some(Rule::AcquireRequest), Some(3), [write_order_others_and_read, write_and_read]);
+}
 
 #[test]
 #[should_panic(expected = "Causality violation")]

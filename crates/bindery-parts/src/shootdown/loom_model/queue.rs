@@ -18,7 +18,7 @@ fn an_interrupt_spares_only_requests_it_serves() {
 /// Each request is served by an interrupt that was sent after it, for it or for the other.
 fn two_requests_with_interrupts(rule: Option<Rule>) {
     fn ask(queue: &Queue, interrupt: &AtomicBool) -> Ticket {
-        let ticket = queue.post(&Request { root: None, what: page() });
+        let ticket = queue.post(&Request::Kernel(page()));
         if queue.is_unannounced(ticket) {
             interrupt.swap(true, Ordering::Release);
             queue.announced(ticket);
@@ -60,7 +60,7 @@ fn requests_beside_a_take(rule: Option<Rule>) {
     }
     omit::check(rule, None, || {
         omit::lend(Queue::new(), |queue| {
-            let request = Request { root: None, what: page() };
+            let request = Request::Kernel(page());
             let post = move || [(); 2].map(|()| queue.post(&request));
             let poster = thread::spawn(post);
             serve(queue);
@@ -81,7 +81,7 @@ fn a_nested_full_flush_counts() {
 fn nested_full_flush(rule: Option<Rule>) {
     omit::check(rule, None, || {
         let queue = Queue::new();
-        let request = Request { root: None, what: page() };
+        let request = Request::Kernel(page());
         let _slot = queue.post(&request);
         let first = queue.post(&request);
         assert!(queue.take().is_for_everything());
@@ -135,7 +135,7 @@ impl Page {
     fn unmap(&self) {
         self.entry.store(false, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        let ticket = self.queue.post(&Request { root: Some(P), what: page() });
+        let ticket = self.queue.post(&Request::Program(P, page()));
         if self.queue.is_done(ticket.awaited()) {
             // SAFETY: the cell reports a concurrent access.
             self.frame.with_mut(|frame| unsafe { *frame += 1 });
@@ -153,7 +153,7 @@ impl Page {
             let number = self.queue.full_flushes_asked();
             cached = self.entry.load(Ordering::Relaxed);
             self.queue.full_flush_done(number);
-        } else if slots.any(|slot| self.queue.request(slot).root == Some(P)) {
+        } else if slots.any(|slot| matches!(self.queue.request(slot), Request::Program(P, _))) {
             cached = self.entry.load(Ordering::Relaxed);
         }
         self.queue.finish(taken);
@@ -177,7 +177,7 @@ fn unmap_beside_uses(rule: Option<Rule>, others: fn(&'static Page) -> Option<Joi
 /// The slot is in use, and one flush of everything is already asked for.
 fn two_flushes(page: &'static Page) -> Option<JoinHandle<()>> {
     (0..2).for_each(|_| {
-        page.queue.post(&Request { root: None, what: super::world::page() });
+        page.queue.post(&Request::Kernel(super::world::page()));
     });
     None
 }
@@ -185,7 +185,7 @@ fn two_flushes(page: &'static Page) -> Option<JoinHandle<()>> {
 /// Another thread's request is done, and it releases the slot.
 fn slot_in_turn(page: &'static Page) -> Option<JoinHandle<()>> {
     let queue = &page.queue;
-    let ticket = queue.post(&Request { root: None, what: super::world::page() });
+    let ticket = queue.post(&Request::Kernel(super::world::page()));
     let taken = queue.take();
     Some(thread::spawn(move || {
         queue.finish(taken);

@@ -32,6 +32,9 @@ pub(super) struct World {
     entry: AtomicBool,
     frame: UnsafeCell<u32>,
     interrupts: [AtomicBool; CPUS],
+    /// Words of CPUs 0 and 1, and whether one has missed the other's.
+    words: [AtomicBool; 2],
+    missed: [AtomicBool; 2],
     /// Whether CPU 0 needs CPU 1 no more.
     pub(super) finished: AtomicBool,
     seen: Arc<Seen>,
@@ -78,6 +81,10 @@ impl LocalTlb for Machine {
     fn flush_all(&self) {
         self.cached.set(false);
         self.kernel.set(false);
+    }
+
+    fn order(&self) {
+        loom::sync::atomic::fence(Ordering::SeqCst);
     }
 
     fn relax(&self) {
@@ -134,6 +141,15 @@ impl Machine {
             self.touch();
             self.loaded.set(false);
         });
+    }
+
+    /// Writes the CPU's own word before `barrier`, and reads the other one after it.
+    pub(super) fn write_and_read(&self, barrier: impl FnOnce()) {
+        let own = usize::from(self.cpu.0);
+        self.world.words[own].store(true, Ordering::Relaxed);
+        barrier();
+        let is_missed = !self.world.words[1 - own].load(Ordering::Relaxed);
+        self.world.missed[own].store(is_missed, Ordering::Relaxed);
     }
 
     pub(super) fn poll_interrupt(&self) {
@@ -202,6 +218,8 @@ pub(super) fn explore<const N: usize>(
                 entry: AtomicBool::new(true),
                 frame: UnsafeCell::new(0),
                 interrupts: core::array::from_fn(|_| AtomicBool::new(false)),
+                words: core::array::from_fn(|_| AtomicBool::new(false)),
+                missed: core::array::from_fn(|_| AtomicBool::new(false)),
                 finished: AtomicBool::new(false),
                 seen,
             };
@@ -221,6 +239,8 @@ pub(super) fn explore<const N: usize>(
                 }
                 work[0](&machine(0));
                 others.into_iter().for_each(|thread| thread.join().unwrap());
+                let missed = |word: &AtomicBool| word.load(Ordering::Relaxed);
+                assert!(!world.missed.iter().all(missed), "each missed the other's word");
             });
         });
     });
