@@ -65,12 +65,12 @@ pub struct Machine;
 // SAFETY:
 // 1. The direct map covers all memory. The boot code makes it and nothing removes it; the frames
 //    are the free memory of the boot protocol, without image, heap and initramfs.
-// 2. `arch::invalidate` waits until the caller's TLB is flushed, and `arch::invalidate_on_others`
-//    those of the other CPUs in the set, which answer in an interrupt handler or while they wait
-//    for the kernel's lock or a spin lock. Without the kernel's lock only the first CPU runs
-//    programs. The kernel's own addresses are the same for all CPUs, and each may have walked them
-//    speculatively, so `arch::invalidate_kernel` flushes every running CPU, idle or not, and waits
-//    for all.
+// 2. `arch::shoot_down` waits until no CPU of the set uses an old translation: those that run the
+//    root answer in an interrupt handler or while they wait for the kernel's lock or a spin lock,
+//    and the others flush when they load it. Without the kernel's lock only the first CPU runs
+//    programs, and `arch::invalidate` suffices. The kernel's own addresses are the same for all
+//    CPUs, and each may have walked them speculatively, so `arch::invalidate_kernel` flushes every
+//    running CPU, idle or not, and waits for all.
 // 3. No thread is preempted in the kernel, and none sleeps in a read section. As long as only the
 //    first CPU runs threads, the caller of `synchronize` or `is_over` is outside of sections, and
 //    so are all other threads. From then on, all the time that a CPU spends in the kernel is one
@@ -117,11 +117,10 @@ unsafe impl Platform for Machine {
 
     #[inline]
     fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {
-        if cpus.contains(self.cpu()) {
-            arch::invalidate(root, what);
-        }
         if kernel_lock::is_used() {
-            arch::invalidate_on_others(root, cpus, what);
+            arch::shoot_down(root, cpus, what);
+        } else if cpus.contains(self.cpu()) {
+            arch::invalidate(root, what);
         }
     }
 

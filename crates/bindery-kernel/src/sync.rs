@@ -16,7 +16,7 @@ use crate::{arch, kernel_lock};
 #[inline]
 pub fn relax() {
     if kernel_lock::is_used() {
-        arch::answer();
+        arch::answer_apart();
     }
     arch::pause();
 }

@@ -8,7 +8,7 @@
 //! | `x86_64`, `aarch64` | the two |
 //! | `boot_tables` | for both: the mappings that the kernel makes at boot |
 //! | `cpu_record` | for both: the record of a CPU |
-//! | `requests` | for both: requests of one CPU to others |
+//! | `shootdowns` | for both: requests of one CPU to others |
 //! | `interrupt_counts` | for both: the interrupts that CPUs have sent to each other |
 //! | `delivery` | for both: what a signal frame is made of |
 //! | `exclusives` | for AArch64: loops instead of atomic instructions that the processor lacks |
@@ -62,7 +62,7 @@
 //! | `disk::find()`, `disk::Found` | the disk, its transport, and the route of its interrupt |
 //! | `load_root(Frame)`, `unload_root()` | loads a program's tables; loads those of no program |
 //! | `invalidate(root, &Invalidation)` | this CPU's TLB (AArch64: all CPUs' TLBs) |
-//! | `invalidate_on_others(root, &CpuSet, &Invalidation)` | the TLBs of other CPUs |
+//! | `shoot_down(root, &CpuSet, &Invalidation)` | the TLBs of several CPUs |
 //! | `invalidate_kernel(&Invalidation)` | all CPUs' TLBs, for addresses of the kernel |
 //! | `invalidate_local(root, &Invalidation)` | this CPU's TLB, for a few addresses of a program or the kernel |
 //! | `synchronize_instructions(physical, length)` | instruction fetches of all CPUs see what was written |
@@ -77,6 +77,7 @@
 //! | `interrupt(cpu)` | makes another CPU look for work |
 //! | `INTERRUPT_NAMES` | the reasons for interrupts of other CPUs, as `/proc/interrupts` shows them |
 //! | `answer()` | answers requests of other CPUs, while this one waits with interrupts off |
+//! | `answer_apart()` | the same, without a register that its caller has to save |
 //! | `order_others()` | a barrier on all other CPUs |
 //! | `nanoseconds() -> u64` | since power-on, monotonic |
 //! | `real_time() -> u64` | seconds since 1970 by the machine's clock, read at boot |
@@ -109,11 +110,11 @@ pub mod delivery;
 mod exclusives;
 pub mod interrupt_counts;
 pub mod probe;
-mod requests;
+mod shootdowns;
 mod user_copy;
 
 pub use cpu_record::CpuRecord;
-pub use requests::others;
+pub use shootdowns::others;
 pub use user_copy::{copy_bytes, copy_from_user, copy_to_user, exchange_in_user};
 
 #[cfg(target_arch = "aarch64")]

@@ -58,8 +58,8 @@ pub use registers::Registers;
 pub use serial::{read_console, write_console};
 pub use time::{nanoseconds, real_time, set_timer};
 pub use tlb::{
-    answer, invalidate, invalidate_kernel, invalidate_local, invalidate_on_others, load_root,
-    order_others, publish_entries, unload_root,
+    answer, answer_apart, invalidate, invalidate_kernel, invalidate_local, load_root, order_others,
+    publish_entries, shoot_down, unload_root,
 };
 
 /// The tables that the MMU walks: four levels, 4 KiB pages.

@@ -10,8 +10,7 @@ use crate::process::scheduler;
 use crate::{log, self_test};
 
 use super::super::cpu_record::CpuRecord;
-use super::super::requests;
-use super::{boot, control, interrupts, machine, page_tables, per_cpu, time};
+use super::{boot, control, interrupts, machine, page_tables, per_cpu, time, tlb};
 
 #[repr(align(16))]
 struct Stack([u8; 32 << 10]);
@@ -59,7 +58,7 @@ pub extern "C" fn secondary(number: usize) -> ! {
     time::begin_cpu();
     self_test::registers();
     log!("CPU {number} is up");
-    requests::join();
+    tlb::join();
     RUNNING.store(number + 1, Ordering::Release);
     scheduler::run_other()
 }

@@ -3,16 +3,16 @@
 //! All programs have address-space identifier 0, so loading another root invalidates every entry
 //! that is not global. Only the kernel's own translations survive.
 
-use core::arch::asm;
+use core::arch::{asm, naked_asm};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use aarch64_cpu::registers::{ID_AA64ISAR0_EL1, Readable};
 use bindery::addr::Frame;
 use bindery::platform::{Cpu, CpuSet, Invalidation, Tables};
+use bindery_parts::{LocalTlb, OnCpu};
 
 use super::super::interrupt_counts::Reason;
-use super::super::requests;
-use super::per_cpu::cpu;
+use super::super::shootdowns;
 use super::{interrupts, page_tables};
 
 /// Whether the CPU invalidates whole ranges (FEAT_TLBIRANGE).
@@ -22,10 +22,11 @@ static RANGES: AtomicBool = AtomicBool::new(false);
 /// be too slow.
 const MOST_SINGLE: u64 = 64;
 
-/// Reads the features of the CPU.
+/// Reads the features of the first CPU, which from here on answers requests.
 pub fn begin() {
     let tlb = ID_AA64ISAR0_EL1.get() >> 56 & 0xf;
     RANGES.store(tlb >= 2, Ordering::Relaxed);
+    here().online();
 }
 
 /// Loads the tables of a program.
@@ -69,35 +70,99 @@ pub fn invalidate(_root: Frame, what: &Invalidation) {
     unsafe { asm!("dsb ish", "isb", options(nostack, preserves_flags)) };
 }
 
-/// Invalidates translations of programs on all CPUs, unless [`invalidate`] has done so, because the
-/// caller's CPU is in the set, or no CPU is.
+/// Invalidates translations of programs on all CPUs, unless no CPU is in the set.
 #[cold]
-pub fn invalidate_on_others(root: Frame, cpus: &CpuSet, what: &Invalidation) {
-    let is_in = |cpu| cpus.contains(Cpu(cpu));
-    if !is_in(cpu()) && (0..=requests::others() as u16).any(is_in) {
+pub fn shoot_down(root: Frame, cpus: &CpuSet, what: &Invalidation) {
+    if !cpus.is_empty() {
         invalidate(root, what);
     }
+}
+
+/// The TLB of the calling CPU, for requests of CPUs to each other. The hardware invalidates without
+/// requests, so all of them are about the order of accesses.
+struct Tlb;
+
+impl LocalTlb for Tlb {
+    fn send(&self, cpu: Cpu) {
+        interrupts::send_to(cpu.0, Reason::Order);
+    }
+
+    fn invalidate(&self, root: Frame, what: &Invalidation) {
+        invalidate(root, what);
+    }
+
+    fn invalidate_kernel(&self, what: &Invalidation) {
+        invalidate_kernel(what);
+    }
+
+    fn flush_all(&self) {
+        // SAFETY: dropping translations changes only speed; barriers.
+        unsafe { asm!("tlbi vmalle1", "dsb nsh", "isb", options(nostack, preserves_flags)) };
+    }
+
+    fn order(&self) {
+        // SAFETY: barriers.
+        unsafe { asm!("dsb sy", "isb", options(nostack, preserves_flags)) };
+    }
+
+    fn relax(&self) {
+        super::pause();
+    }
+}
+
+#[inline]
+fn here() -> OnCpu<'static, 'static, Tlb> {
+    shootdowns::here(&Tlb)
+}
+
+/// Counts the running CPU among those that answer requests.
+pub fn join() {
+    here().online();
+    shootdowns::join();
 }
 
 /// Makes all accesses of the programs on other CPUs ordered: those before the call, and those after
 /// it.
 pub fn order_others() {
-    let send = |cpu| interrupts::send_to(cpu, Reason::Order);
-    requests::ask(cpu(), |_| true, send, order);
+    here().order_others();
 }
 
-/// Answers the requests of other CPUs: a barrier.
-#[inline]
+/// Answers the requests of other CPUs.
 pub fn answer() {
-    let own = cpu();
-    if requests::pending(own) {
-        requests::answer(own, order);
-    }
+    here().serve();
 }
 
-fn order() {
-    // SAFETY: barriers.
-    unsafe { asm!("dsb sy", "isb", options(nostack, preserves_flags)) };
+/// As [`answer`], for the wait of a lock in code that is worth each register: the call changes only
+/// the link register, so that code saves no other for it.
+#[inline]
+pub fn answer_apart() {
+    // SAFETY: a call that changes only flags, memory and the link register.
+    unsafe { asm!("bl {}", sym answer_and_keep_registers, out("x30") _) };
+}
+
+/// The registers that a function may change, except vector registers, which the kernel's code does
+/// not use.
+#[unsafe(naked)]
+extern "C" fn answer_and_keep_registers() {
+    extern "C" fn answer_here() {
+        answer();
+    }
+    naked_asm!(
+        "stp x29, x30, [sp, #-176]!",
+        "mov x29, sp",
+        "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]", "stp x4, x5, [sp, #48]",
+        "stp x6, x7, [sp, #64]", "stp x8, x9, [sp, #80]", "stp x10, x11, [sp, #96]",
+        "stp x12, x13, [sp, #112]", "stp x14, x15, [sp, #128]", "stp x16, x17, [sp, #144]",
+        "str x18, [sp, #160]",
+        "bl {}",
+        "ldr x18, [sp, #160]",
+        "ldp x16, x17, [sp, #144]", "ldp x14, x15, [sp, #128]", "ldp x12, x13, [sp, #112]",
+        "ldp x10, x11, [sp, #96]", "ldp x8, x9, [sp, #80]", "ldp x6, x7, [sp, #64]",
+        "ldp x4, x5, [sp, #48]", "ldp x2, x3, [sp, #32]", "ldp x0, x1, [sp, #16]",
+        "ldp x29, x30, [sp], #176",
+        "ret",
+        sym answer_here,
+    )
 }
 
 /// As [`invalidate`], for addresses of a program or of the kernel. (The broadcast to other CPUs

@@ -160,9 +160,9 @@ pub fn begin(information: &mut Information) -> Tables {
         tables.map_direct(memory, Mapping::Data);
     }
     ROOT.store(tables.root.start().0, Ordering::Relaxed);
-    tlb::unload_root();
+    tlb::load_own_root();
     // The leaves of the first tables are global too, and map everything writable and executable.
-    tlb::forget_everything();
+    tlb::begin();
     tables
 }
 

@@ -13,7 +13,7 @@ use crate::boot::Stretch;
 use crate::process::scheduler;
 use crate::{log, self_test};
 
-use super::super::requests;
+use super::super::shootdowns;
 use super::per_cpu::{Local, Stack};
 use super::{cpu_features, interrupts, machine, nanoseconds, page_tables, tlb};
 
@@ -140,7 +140,7 @@ fn start(id: u32, number: u16) -> bool {
     AWAITED.store(number, Ordering::Release);
     interrupts::send(id, INIT);
     wait(10_000, || false);
-    let is_up = || requests::others() >= u32::from(number);
+    let is_up = || shootdowns::others() >= u32::from(number);
     let answers = PATIENCE.into_iter().any(|patience| {
         interrupts::send(id, START_UP);
         wait(patience, is_up)
@@ -171,7 +171,7 @@ fn wait(patience: u64, done: impl Fn() -> bool) -> bool {
 
 /// The entry of another CPU in 64-bit mode.
 extern "C" fn arrived(local: *mut Local) -> ! {
-    tlb::unload_root();
+    tlb::load_own_root();
     if AWAITED.swap(0, Ordering::AcqRel) == 0 {
         // Interrupts are off, so nothing wakes this CPU.
         loop {

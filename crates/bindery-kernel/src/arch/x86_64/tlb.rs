@@ -1,24 +1,71 @@
 //! The table root in CR3, and TLB invalidation.
 
-use core::arch::asm;
+use core::arch::{asm, naked_asm};
 
 use bindery::addr::Frame;
 use bindery::platform::{Cpu, CpuSet, Invalidation};
+use bindery_parts::{LocalTlb, OnCpu};
 
 use super::super::interrupt_counts::Reason;
-use super::super::requests;
+use super::super::shootdowns;
 use super::interrupts;
 use super::page_tables;
-use super::per_cpu::cpu;
+
+/// The TLB of the calling CPU, and the reason for which it interrupts others.
+struct Tlb(Reason);
+
+static FLUSH: Tlb = Tlb(Reason::Flush);
+static ORDER: Tlb = Tlb(Reason::Order);
+
+impl LocalTlb for Tlb {
+    fn send(&self, cpu: Cpu) {
+        // The registers of the local APIC are not cached, so the store to them comes after all
+        // earlier ones.
+        interrupts::send_to(cpu.0, self.0);
+    }
+
+    fn invalidate(&self, root: Frame, what: &Invalidation) {
+        invalidate(root, what);
+    }
+
+    fn invalidate_kernel(&self, what: &Invalidation) {
+        if !invalidate_one_by_one(what) {
+            forget_everything();
+        }
+    }
+
+    fn flush_all(&self) {
+        forget_everything();
+    }
+
+    fn order(&self) {
+        // A write of a control register serializes (Intel SDM volume 3A, "Serializing
+        // Instructions").
+        reload();
+    }
+
+    fn relax(&self) {
+        super::pause();
+    }
+}
+
+#[inline]
+fn here() -> OnCpu<'static, 'static, Tlb> {
+    shootdowns::here(&FLUSH)
+}
 
 /// Loads a program's tables. The load drops all TLB entries that are not global.
-#[inline]
 pub fn load_root(root: Frame) {
-    load(u64::from(root.0) << 12);
+    here().run(root, |_| load(u64::from(root.0) << 12));
 }
 
 /// Loads the tables of no program.
 pub fn unload_root() {
+    here().leave(load_own_root);
+}
+
+/// Loads the kernel's root on a CPU that has loaded no program's, and may not have its number yet.
+pub(super) fn load_own_root() {
     load(page_tables::root());
 }
 
@@ -42,25 +89,27 @@ const FEW: u64 = 8;
 #[inline]
 pub fn invalidate(_root: Frame, what: &Invalidation) {
     if !invalidate_one_by_one(what) {
-        // SAFETY: reloads the same root.
-        unsafe {
-            asm!("mov {root}, cr3", "mov cr3, {root}", root = out(reg) _,
-                options(nostack, preserves_flags));
-        }
+        reload();
+    }
+}
+
+#[inline]
+fn reload() {
+    // SAFETY: loads the same root.
+    unsafe {
+        asm!("mov {root}, cr3", "mov cr3, {root}", root = out(reg) _,
+            options(nostack, preserves_flags));
     }
 }
 
 /// Flushes addresses of the kernel from the TLBs of all CPUs.
 pub fn invalidate_kernel(what: &Invalidation) {
-    if !invalidate_one_by_one(what) {
-        forget_everything();
-    }
-    ask(Reason::Flush, |_| true);
+    here().invalidate_kernel(what);
 }
 
 /// Flushes this CPU's whole TLB, with global entries (Intel SDM volume 3A, section 4.10.4.1: a
 /// change of `CR4.PGE`).
-pub fn forget_everything() {
+fn forget_everything() {
     const GLOBAL_PAGES: u64 = 1 << 7;
     // SAFETY: the bit decides which entries survive a load of CR3, and it has its old value
     // afterwards.
@@ -94,34 +143,59 @@ fn invalidate_one_by_one(what: &Invalidation) -> bool {
 #[inline]
 pub fn publish_entries() {}
 
-/// Counts the running CPU: from here on it takes part in flushes.
-pub fn join() {
-    requests::join();
-    // Drops translations that it cached before it was counted.
-    forget_everything();
+/// Flushes the TLB of the running CPU, which from here on takes part in shootdowns.
+pub fn begin() {
+    here().online();
 }
 
-/// Flushes the TLBs of the other CPUs of the set, and waits for them.
+/// As [`begin`], on a CPU other than the first.
+pub fn join() {
+    begin();
+    shootdowns::join();
+}
+
+/// Invalidates entries of the TLBs of several CPUs, and waits for them.
 #[cold]
-pub fn invalidate_on_others(_root: Frame, cpus: &CpuSet, _what: &Invalidation) {
-    ask(Reason::Flush, |cpu| cpus.contains(Cpu(cpu)));
+pub fn shoot_down(root: Frame, cpus: &CpuSet, what: &Invalidation) {
+    here().invalidate(root, cpus, what);
 }
 
 /// Makes all accesses of the programs on other CPUs ordered: those before the call, and those after
 /// it.
 pub fn order_others() {
-    ask(Reason::Order, |_| true);
+    shootdowns::here(&ORDER).order_others();
 }
 
-fn ask(reason: Reason, wanted: impl Fn(u16) -> bool) {
-    requests::ask(cpu(), wanted, |cpu| interrupts::send_to(cpu, reason), forget_everything);
-}
-
-/// Answers the requests of other CPUs: flushes this CPU's TLB.
-#[inline]
+/// Answers the requests of other CPUs.
 pub fn answer() {
-    let own = cpu();
-    if requests::pending(own) {
-        requests::answer(own, forget_everything);
+    here().serve();
+}
+
+/// As [`answer`], for the wait of a lock in code that is worth each register: the call changes none,
+/// so that code saves none for it.
+#[inline]
+pub fn answer_apart() {
+    // SAFETY: a call that changes only flags and memory. The kernel's code has no red zone.
+    unsafe { asm!("call {}", sym answer_and_keep_registers) };
+}
+
+/// The registers that a function may change, except vector registers, which the kernel's code does
+/// not use.
+#[unsafe(naked)]
+extern "C" fn answer_and_keep_registers() {
+    extern "C" fn answer_here() {
+        answer();
     }
+    naked_asm!(
+        "push rbp", "mov rbp, rsp",
+        "push rax", "push rcx", "push rdx", "push rsi", "push rdi",
+        "push r8", "push r9", "push r10", "push r11",
+        "and rsp, -16",
+        "call {}",
+        "lea rsp, [rbp - 72]",
+        "pop r11", "pop r10", "pop r9", "pop r8",
+        "pop rdi", "pop rsi", "pop rdx", "pop rcx", "pop rax",
+        "pop rbp", "ret",
+        sym answer_here,
+    )
 }
