@@ -26,6 +26,10 @@ pub struct Driver {
     /// The number of mappings at the last count.
     counted: AtomicI64,
     moves: Mutex<Vec<(VirtRange, VirtAddr)>>,
+    /// The error of each move, and of each cut.
+    refusals: Mutex<[Option<Error>; 2]>,
+    /// The cuts that the driver was asked about.
+    cuts: Mutex<Vec<u64>>,
 }
 
 // SAFETY: 1. only programs use the frames of the tests' devices, and blocks of the memory that the
@@ -49,6 +53,16 @@ unsafe impl FrameSource for Driver {
     fn moved(&self, from: VirtRange, to: VirtAddr) {
         self.moves.lock().unwrap().push((from, to));
     }
+
+    fn may_move(&self, _: VirtRange, _: VirtAddr) -> Result<(), Error> {
+        self.refusals.lock().unwrap()[0].map_or(Ok(()), Err)
+    }
+
+    fn may_split(&self, mapping: VirtRange, at: VirtAddr) -> Result<(), Error> {
+        assert!(mapping.start() < at && at < mapping.end(), "{at} is not inside {mapping}");
+        self.cuts.lock().unwrap().push(at.0);
+        self.refusals.lock().unwrap()[1].map_or(Ok(()), Err)
+    }
 }
 
 impl Driver {
@@ -64,6 +78,16 @@ impl Driver {
             frames: FrameRange { first, count },
         };
         *self.pieces.lock().unwrap() = pieces.iter().map(piece).collect();
+    }
+
+    /// Refuses all moves and all cuts from now on with these errors, or allows them.
+    pub fn refuse(&self, moves: Option<Error>, cuts: Option<Error>) {
+        *self.refusals.lock().unwrap() = [moves, cuts];
+    }
+
+    /// The addresses of the cuts that the driver was asked about since the last call.
+    pub fn take_cuts(&self) -> Vec<u64> {
+        std::mem::take(&mut *self.cuts.lock().unwrap())
     }
 
     /// The number of mappings that were made and of those that were removed, since the last call.

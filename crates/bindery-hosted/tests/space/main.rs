@@ -15,6 +15,7 @@ mod fork_chains;
 mod fork_overlaps;
 mod frames;
 mod frames_in_calls;
+mod frames_refused;
 mod frames_revoked;
 mod huge_zero_page;
 mod interrupted;

@@ -13,6 +13,7 @@ use crate::arch::MemoryType;
 use crate::error::Error;
 use crate::frame::FrameRange;
 use crate::platform::Platform;
+use crate::vma::{MappingFlags, Vma};
 
 use super::Object;
 use super::backing::Backing;
@@ -102,8 +103,30 @@ pub unsafe trait FrameSource: Send + Sync {
 
     /// Called when `mremap` has moved the mapping at `from`, or this part of a mapping, to `to`.
     /// The pages are mapped there now, and nothing is mapped at `from`. Both are addresses of the
-    /// process that calls (Linux: `vm_operations_struct::mremap`, which may refuse the move).
+    /// process that calls.
     fn moved(&self, _from: VirtRange, _to: VirtAddr) {}
+
+    /// Whether `mremap` may move the mapping at `from`, or this part of a mapping, to `to` (Linux: the
+    /// error of `vm_operations_struct::mremap`). Asked before anything has changed, once or more often
+    /// for each move; the move may fail afterwards. The provided version consents.
+    ///
+    /// # Errors
+    /// The error that `mremap` returns; the mapping stays, and so do those at `to`.
+    fn may_move(&self, _from: VirtRange, _to: VirtAddr) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Whether the mapping may be cut in two at `at`, an address inside, so that a call can unmap,
+    /// move or change a part of it (Linux: `vm_operations_struct::may_split`). Asked before the call
+    /// changes the mapping, once or more often for each cut; the call may fail afterwards. The provided
+    /// version consents.
+    ///
+    /// # Errors
+    /// The error that the call returns. The mapping stays as it is. Like any error of the call, it
+    /// leaves what the call has done to other mappings before this one.
+    fn may_split(&self, _mapping: VirtRange, _at: VirtAddr) -> Result<(), Error> {
+        Ok(())
+    }
 }
 
 /// A fixed list of frames as a [`FrameSource`].
@@ -229,6 +252,47 @@ impl ObjectState {
         if let Some(frames) = self.frames() {
             frames.source.moved(from, to);
         }
+    }
+}
+
+impl Vma {
+    /// Whether a call may cut `range` out of the VMA. Frames that the core does not own may have a
+    /// source that refuses the cut.
+    ///
+    /// # Errors
+    /// [`FrameSource::may_split`].
+    #[inline]
+    pub(crate) fn may_be_cut(&self, range: VirtRange) -> Result<(), Error> {
+        if self.has(MappingFlags::FRAMES) { self.ask_to_cut(range) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn ask_to_cut(&self, range: VirtRange) -> Result<(), Error> {
+        let Some(frames) = self.object().and_then(ObjectState::frames) else { return Ok(()) };
+        let (start, end) = (range.start(), range.end());
+        if self.start() < start.0 && start.0 < self.end() {
+            frames.source.may_split(self.range(), start)?;
+        }
+        if self.start() < end.0 && end.0 < self.end() {
+            frames.source.may_split(self.range(), end)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a call may move `source`, a part of the VMA, to `to`.
+    ///
+    /// # Errors
+    /// [`FrameSource::may_split`] and [`FrameSource::may_move`].
+    #[inline]
+    pub(crate) fn may_be_moved(&self, source: VirtRange, to: VirtAddr) -> Result<(), Error> {
+        if self.has(MappingFlags::FRAMES) { self.ask_to_move(source, to) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn ask_to_move(&self, source: VirtRange, to: VirtAddr) -> Result<(), Error> {
+        self.ask_to_cut(source)?;
+        let frames = self.object().and_then(ObjectState::frames);
+        frames.map_or(Ok(()), |frames| frames.source.may_move(source, to))
     }
 }
 

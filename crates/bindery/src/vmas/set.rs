@@ -322,6 +322,7 @@ impl<'op, 'm, P: Platform> VmaSet<'op, 'm, P> {
         work: impl FnOnce(&Vma) -> Result<(), NoMemory>,
     ) -> Result<(), Failure> {
         let mut vma = vma;
+        vma.may_be_cut(part)?;
         if vma.start() < part.start().0 {
             self.room_for(1)?;
             vma = self.split(vma, part.start())?;

@@ -82,8 +82,13 @@ pub(in crate::space) fn may_unmap<'op, P: Platform>(
     first: &'op Vma,
 ) -> Result<(), Error> {
     let mut unmapped = vmas.overlapping_from(Some(first), range);
-    if let Some(sealed) = unmapped.find(|vma| vma.has(MappingFlags::SEALED)) {
-        return Err(Error::Sealed(VirtAddr(sealed.start())));
+    let may_refuse =
+        |vma: &&Vma| vma.flags().intersects(MappingFlags::SEALED | MappingFlags::FRAMES);
+    while let Some(vma) = unmapped.find(may_refuse) {
+        if vma.has(MappingFlags::SEALED) {
+            return Err(Error::Sealed(VirtAddr(vma.start())));
+        }
+        vma.may_be_cut(range)?;
     }
     if is_inside(range, first) { vmas.room_for(1) } else { Ok(()) }
 }

@@ -224,6 +224,7 @@ impl<'m, P: Platform> RemapCall<'m, P> {
             if target.start() < minimum {
                 return Err(Error::BelowMinimum { minimum }.into());
             }
+            vma.may_be_moved(source, target.start())?;
             replaces = op.vmas.first_in(target).is_some();
         }
         if replaces || !tail.is_empty() {
@@ -294,6 +295,9 @@ impl<'m, P: Platform> RemapCall<'m, P> {
                 congruent_place(*op.vmas, source, length).ok_or(Error::NoRoom)?
             }
         };
+        if self.plan.fixed_target().is_none() {
+            vma.may_be_moved(source, target.start())?;
+        }
         if remap.keeps_source() {
             // The mappings that the target replaces are not subtracted: Linux counts before it
             // unmaps.
