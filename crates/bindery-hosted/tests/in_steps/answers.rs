@@ -3,14 +3,11 @@
 use bindery::addr::VirtAddr;
 
 use super::action::{Cells, Span};
-use super::calls::Expected;
+use super::calls::{EFAULT, EINTR, ENOMEM, Expected};
 use super::model::{CELL, Source};
 use super::verify::Seen;
 use super::world::{AT, PAGE, World, address};
 
-const ENOMEM: i64 = -12;
-const EFAULT: i64 = -14;
-const EINTR: i64 = -4;
 /// The bits of the answers that a page may have.
 const ABSENT: u8 = 1;
 const RESIDENT: u8 = 2;

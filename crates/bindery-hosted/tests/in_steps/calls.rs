@@ -8,17 +8,17 @@ use super::action::{HEAP, LARGE, LARGE_PAGES, Provided, Span, What};
 use super::model::{CELL, CELLS, Kind, Page, Source};
 use super::world::{AT, PAGE, World, address};
 
-const ENOMEM: i64 = -12;
-const EFAULT: i64 = -14;
+pub const ENOMEM: i64 = -12;
+pub const EFAULT: i64 = -14;
 pub const EINVAL: i64 = -22;
-const EINTR: i64 = -4;
+pub const EINTR: i64 = -4;
 const EACCES: i64 = -13;
 /// The errors of all calls.
 const ERRORS: [i64; 9] = [ENOMEM, EFAULT, EINVAL, EINTR, EACCES, -11, -5, -28, -16];
 const WILL_NEED: u64 = 3;
 const DONT_NEED: u64 = 4;
 const COLD: u64 = 20;
-const PAGE_OUT: u64 = 21;
+pub const PAGE_OUT: u64 = 21;
 const REMOVE: u64 = 9;
 const POPULATE: [u64; 2] = [22, 23];
 

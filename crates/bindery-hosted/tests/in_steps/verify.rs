@@ -6,6 +6,7 @@ use bindery::arch::Absent;
 use bindery::{MappingFlags, PageRunContent, Protection};
 
 use super::action::{Cells, LARGE, LARGE_PAGES, SMALL, Span, Way, What};
+use super::calls::PAGE_OUT;
 use super::model::{CELL, CELLS, Cell, MOST_PAGES, Source};
 use super::world::{AT, PAGE, World, address};
 use crate::support::audit;
@@ -150,7 +151,7 @@ impl World<'_, '_> {
         self.block(0, What::MapLarge);
         // Zeroes would not go to the device.
         self.block(0, What::Fill(Cells { first: LARGE * CELLS, count: CELLS }, 1));
-        self.block(0, What::Advise(Span::of(LARGE, 1), 21));
+        self.block(0, What::Advise(Span::of(LARGE, 1), PAGE_OUT));
         // The device is to read the page, and the fault is dropped.
         self.memory.drop_clean_pages();
         self.begin(0, What::Touch(LARGE, true));

@@ -3,23 +3,18 @@
 use std::thread;
 
 use bindery::addr::VirtAddr;
-use bindery::arch::X86_64;
 use bindery::platform::Cpu;
 use bindery::{
     Accounting, AddressSpace, CallPoll, CallWait, Errno, FileAccess, LockPages, MapObject,
-    MapRequest, Memory, Object, PagerError, Place, Protection, Sealing, Sharing, Step,
+    MapRequest, PagerError, Place, Protection, Sealing, Sharing, Step,
 };
-use bindery_hosted::{Config, DelayedFiles, Machine};
-use bindery_linux::{self as linux, Call, CallStep, OpenFile, PendingCall, Process};
+use bindery_hosted::{Config, DelayedFiles};
+use bindery_linux::{self as linux, Call, CallStep, PendingCall};
 
+use super::pending_syncs::{A, File, Fixture, P, Space};
 use crate::support::objects::PAGE;
 use crate::support::objects_fixture::AT;
 use crate::support::{MIB, READ_WRITE, audit, fixed, memory_with, options};
-
-type A = X86_64<4>;
-type P = Machine<A>;
-type Space<'m> = AddressSpace<'m, P>;
-type File<'m> = Object<'m, P>;
 
 const PAGES: u64 = 16;
 const HALF: u64 = 4 * PAGE;
@@ -27,27 +22,6 @@ const SECOND: u64 = AT + HALF;
 /// `MADV_REMOVE` of both mappings.
 const REMOVE: [u64; 6] = [AT, 2 * HALF, 9, 0, 0, 0];
 const NO_MEMORY: i64 = -(Errno::ENOMEM as i64);
-
-struct Fixture<'m> {
-    machine: &'m Machine<A>,
-    memory: &'m Memory<P>,
-    pager: &'m DelayedFiles,
-    space: Space<'m>,
-}
-
-impl<'m> Process<'m, P> for Fixture<'m> {
-    fn space(&self) -> &Space<'m> {
-        &self.space
-    }
-
-    fn file(&self, _descriptor: i32) -> Option<OpenFile<'m, P>> {
-        None
-    }
-
-    fn process(&self, _descriptor: i32) -> Option<&Space<'m>> {
-        None
-    }
-}
 
 /// Runs `scenario` with pages 0 to 3 and then 8 to 11 of a file mapped, and the first page of each
 /// mapping written. The pager keeps the writes of the two pages. Nothing is left afterwards.
@@ -101,12 +75,6 @@ fn map_both<'m>(space: &Space<'m>, object: &File<'m>) {
 
 impl<'m> Fixture<'m> {
     #[track_caller]
-    fn answer(&self, page: u64, answer: Result<(), PagerError>) {
-        let kept = self.pager.try_take_write(|asked| asked.first == page);
-        self.pager.answer_write(self.memory, kept.expect("a write of the page"), answer);
-    }
-
-    #[track_caller]
     fn blocked<'s>(&'s self, call: &mut PendingCall<'m, P>) -> CallWait<'s, 'm, P> {
         match call.step(self, None) {
             CallStep::Blocked(wait) => wait,
@@ -116,7 +84,7 @@ impl<'m> Fixture<'m> {
 
     /// Completes the wait, whose store of `page` the pager answers late.
     #[track_caller]
-    fn until_ready(&self, mut wait: CallWait<'_, 'm, P>, page: u64, end: Result<(), PagerError>) {
+    fn until_stored(&self, mut wait: CallWait<'_, 'm, P>, page: u64, end: Result<(), PagerError>) {
         assert!(wait.is_for_storage());
         let CallPoll::Pending(on) = wait.poll() else { panic!("nothing to wait for") };
         assert!(!on.has_changed());
@@ -151,12 +119,12 @@ fn removal<'m>() -> PendingCall<'m, P> {
 fn each_hole_waits_for_its_stores() {
     with_stores(|fixture, file| {
         let mut call = removal();
-        fixture.until_ready(fixture.blocked(&mut call), 0, Ok(()));
+        fixture.until_stored(fixture.blocked(&mut call), 0, Ok(()));
         assert_eq!(content(file), [1, 9], "nothing is removed before the next step");
         // The read that follows ends the wait early, like each end of other work on the object.
         drop(fixture.blocked(&mut call));
         assert_eq!(content(file), [0, 9]);
-        fixture.until_ready(fixture.blocked(&mut call), 8, Ok(()));
+        fixture.until_stored(fixture.blocked(&mut call), 8, Ok(()));
         fixture.assert_done(&mut call, 0);
         assert_eq!(content(file), [0, 0]);
         assert_eq!(fixture.pager.files.stored_pages(1), 0);
@@ -169,7 +137,7 @@ fn a_dropped_removal_leaves_the_rest() {
     for polls in [false, true] {
         with_stores(|fixture, file| {
             let mut call = removal();
-            fixture.until_ready(fixture.blocked(&mut call), 0, Ok(()));
+            fixture.until_stored(fixture.blocked(&mut call), 0, Ok(()));
             let mut wait = fixture.blocked(&mut call);
             if polls {
                 assert!(matches!(wait.poll(), CallPoll::Pending(_)));
@@ -190,8 +158,8 @@ fn a_dropped_removal_leaves_the_rest() {
 fn a_failed_store_does_not_end_a_removal() {
     with_stores(|fixture, file| {
         let mut call = removal();
-        fixture.until_ready(fixture.blocked(&mut call), 0, Err(PagerError::InputOutput));
-        fixture.until_ready(fixture.blocked(&mut call), 8, Err(PagerError::InputOutput));
+        fixture.until_stored(fixture.blocked(&mut call), 0, Err(PagerError::InputOutput));
+        fixture.until_stored(fixture.blocked(&mut call), 8, Err(PagerError::InputOutput));
         fixture.assert_done(&mut call, 0);
         assert_eq!(content(file), [0, 0]);
     });
@@ -205,9 +173,9 @@ fn a_mapping_may_go_between_steps() {
             let mut call = removal();
             let wait = fixture.blocked(&mut call);
             fixture.space.munmap(VirtAddr(at), HALF).unwrap();
-            fixture.until_ready(wait, 0, Ok(()));
+            fixture.until_stored(wait, 0, Ok(()));
             if result == 0 {
-                fixture.until_ready(fixture.blocked(&mut call), 8, Ok(()));
+                fixture.until_stored(fixture.blocked(&mut call), 8, Ok(()));
             }
             fixture.assert_done(&mut call, result);
             assert_eq!(content(file), left);
@@ -224,8 +192,8 @@ fn bytes_written_meanwhile_are_removed() {
         assert_eq!(file.write(PAGE, &[5]), Ok(1));
         assert!(matches!(wait.poll(), CallPoll::Ready(_)), "the call may look again");
         drop(wait);
-        fixture.until_ready(fixture.blocked(&mut call), 0, Ok(()));
-        fixture.until_ready(fixture.blocked(&mut call), 8, Ok(()));
+        fixture.until_stored(fixture.blocked(&mut call), 0, Ok(()));
+        fixture.until_stored(fixture.blocked(&mut call), 8, Ok(()));
         fixture.assert_done(&mut call, 0);
         let mut byte = [1];
         assert_eq!((file.read(PAGE, &mut byte), byte), (Ok(1), [0]));
@@ -245,7 +213,7 @@ fn a_thread_may_do_the_waiting() {
             fixture.answer(0, Ok(()));
             waits.join().unwrap();
         });
-        fixture.until_ready(fixture.blocked(&mut call), 8, Ok(()));
+        fixture.until_stored(fixture.blocked(&mut call), 8, Ok(()));
         fixture.assert_done(&mut call, 0);
         assert_eq!(content(file), [0, 0]);
     });

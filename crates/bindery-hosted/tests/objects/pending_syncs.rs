@@ -104,7 +104,7 @@ fn until_parked(machine: &P) {
 }
 
 #[track_caller]
-pub(super) fn blocked<'m>(step: Result<Step<'m, 'm, P>, Error>) -> CallWait<'m, 'm, P> {
+pub(super) fn blocked<'s, 'm: 's>(step: Result<Step<'s, 'm, P>, Error>) -> CallWait<'s, 'm, P> {
     match step {
         Ok(Step::Blocked(wait)) => wait,
         other => panic!("it does not wait: {other:?}"),

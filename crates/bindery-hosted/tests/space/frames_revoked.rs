@@ -5,8 +5,10 @@ use std::sync::atomic::Ordering;
 use bindery::addr::{Order, PAGE_SIZE, VirtAddr};
 use bindery::arch::{Absent, MemoryType};
 use bindery::platform::Cpu;
-use bindery::{Access, AddressSpace, Error, FaultError, Inspection, MapRequest, Protection};
-use bindery_hosted::{Config, Program, Walk};
+use bindery::{
+    Access, AddressSpace, Error, FaultError, Inspection, MapRequest, Memory, Object, Protection,
+};
+use bindery_hosted::{Config, Machine, Program, Walk};
 
 use super::frames::{AT, HUGE, stored};
 use crate::support::devices::{DEVICE, Driver, leaf, map, shared};
@@ -143,91 +145,105 @@ fn forked<A: Walk>() {
     audit(&machine, &memory, &[&child]);
 }
 
-/// Each block is freed although a child that was forked during the revoke still exists.
-fn forked_beside_revokes<A: Walk>() {
+/// Two CPUs, and a mapping of 64 pages whose frames change.
+struct Changing<'c, 'm, A: Walk> {
+    machine: &'c Machine<A>,
+    memory: &'m Memory<Machine<A>>,
+    driver: &'c Driver,
+    object: Object<'m, Machine<A>>,
+    space: AddressSpace<'m, Machine<A>>,
+}
+
+fn with_changing_frames<A: Walk>(scenario: impl for<'c, 'm> FnOnce(&Changing<'c, 'm, A>)) {
     let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };
     let (machine, memory) = memory_with::<A>(config);
     let driver = Driver::default();
     let object = memory.frame_object(&driver, 64 * PAGE_SIZE, MemoryType::Normal).unwrap();
     let space = AddressSpace::new(&memory, options()).unwrap();
     map(&space, &object, &shared(AT, 64 * PAGE_SIZE)).unwrap();
-    // The rounds that the revoker has begun and ended, and the children that were forked.
-    let [begun, ended, forked] = [(); 3].map(|()| std::sync::atomic::AtomicU64::new(0));
-    let rounds = 200;
-    std::thread::scope(|scope| {
-        let forker = scope.spawn(|| {
-            let _cpu = machine.bind(Cpu(1));
+    let (machine, memory, driver) = (&machine, &memory, &driver);
+    let changing = Changing { machine, memory, driver, object, space };
+    scenario(&changing);
+    audit(machine, memory, &[&changing.space]);
+}
+
+/// Each block is freed although a child that was forked during the revoke still exists.
+fn forked_beside_revokes<A: Walk>() {
+    with_changing_frames::<A>(|changing| {
+        let Changing { machine, memory, driver, object, space } = changing;
+        // The rounds that the revoker has begun and ended, and the children that were forked.
+        let [begun, ended, forked] = [(); 3].map(|()| std::sync::atomic::AtomicU64::new(0));
+        let rounds = 200;
+        std::thread::scope(|scope| {
+            let forker = scope.spawn(|| {
+                let _cpu = machine.bind(Cpu(1));
+                for round in 1..=rounds {
+                    while begun.load(Ordering::Acquire) < round {
+                        std::thread::yield_now();
+                    }
+                    let child = space.fork().unwrap();
+                    forked.store(round, Ordering::Release);
+                    while ended.load(Ordering::Acquire) < round {
+                        std::thread::yield_now();
+                    }
+                    drop(child);
+                }
+            });
+            let _cpu = machine.bind(Cpu(0));
+            let mut unfreed = 0;
             for round in 1..=rounds {
-                while begun.load(Ordering::Acquire) < round {
+                let block = memory.allocate_frames(Order(6)).unwrap();
+                driver.set(&[(0, block.first, 64)]);
+                space.fault(VirtAddr(AT), Access::Write).unwrap();
+                driver.set(&[]);
+                begun.store(round, Ordering::Release);
+                object.revoke(0, 64 * PAGE_SIZE).unwrap();
+                while forked.load(Ordering::Acquire) < round && !forker.is_finished() {
                     std::thread::yield_now();
                 }
-                let child = space.fork().unwrap();
-                forked.store(round, Ordering::Release);
-                while ended.load(Ordering::Acquire) < round {
-                    std::thread::yield_now();
-                }
-                drop(child);
+                // SAFETY: 1. the test allocated the block; 2. the block was revoked.
+                unfreed += u32::from(!unsafe { memory.free_frames(block) });
+                ended.store(round, Ordering::Release);
             }
+            assert_eq!(unfreed, 0, "children map frames that were revoked");
         });
-        let _cpu = machine.bind(Cpu(0));
-        let mut unfreed = 0;
-        for round in 1..=rounds {
-            let block = memory.allocate_frames(Order(6)).unwrap();
-            driver.set(&[(0, block.first, 64)]);
-            space.fault(VirtAddr(AT), Access::Write).unwrap();
-            driver.set(&[]);
-            begun.store(round, Ordering::Release);
-            object.revoke(0, 64 * PAGE_SIZE).unwrap();
-            while forked.load(Ordering::Acquire) < round && !forker.is_finished() {
-                std::thread::yield_now();
-            }
-            // SAFETY: 1. the test allocated the block; 2. the block was revoked.
-            unfreed += u32::from(!unsafe { memory.free_frames(block) });
-            ended.store(round, Ordering::Release);
-        }
-        assert_eq!(unfreed, 0, "children map frames that were revoked");
     });
-    audit(&machine, &memory, &[&space]);
 }
 
 /// A block is freed once no leaf maps it. If a fault had mapped the source's earlier answer, the
 /// strict TLB or the block's count would show it.
 fn revoked_beside_faults<A: Walk>() {
-    let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };
-    let (machine, memory) = memory_with::<A>(config);
-    let driver = Driver::default();
-    let object = memory.frame_object(&driver, 64 * PAGE_SIZE, MemoryType::Normal).unwrap();
-    let space = AddressSpace::new(&memory, options()).unwrap();
-    map(&space, &object, &shared(AT, 64 * PAGE_SIZE)).unwrap();
-    let done = std::sync::atomic::AtomicBool::new(false);
-    let stores = std::sync::atomic::AtomicU64::new(0);
-    std::thread::scope(|scope| {
-        let storer = scope.spawn(|| {
-            let _cpu = machine.bind(Cpu(1));
-            let program = Program::new(&machine, &space);
-            let mut page = 0;
-            while !done.load(Ordering::Relaxed) {
-                page = (page + 7) % 64;
-                let stored = program.store(VirtAddr(AT + page * PAGE_SIZE), page);
-                assert!(matches!(stored, Ok(()) | Err(FaultError::Bus)), "{stored:?}");
-                stores.fetch_add(u64::from(stored.is_ok()), Ordering::Relaxed);
+    with_changing_frames::<A>(|changing| {
+        let Changing { machine, memory, driver, object, space } = changing;
+        let done = std::sync::atomic::AtomicBool::new(false);
+        let stores = std::sync::atomic::AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            let storer = scope.spawn(|| {
+                let _cpu = machine.bind(Cpu(1));
+                let program = Program::new(machine, space);
+                let mut page = 0;
+                while !done.load(Ordering::Relaxed) {
+                    page = (page + 7) % 64;
+                    let stored = program.store(VirtAddr(AT + page * PAGE_SIZE), page);
+                    assert!(matches!(stored, Ok(()) | Err(FaultError::Bus)), "{stored:?}");
+                    stores.fetch_add(u64::from(stored.is_ok()), Ordering::Relaxed);
+                }
+            });
+            let _cpu = machine.bind(Cpu(0));
+            for _ in 0..200 {
+                let block = memory.allocate_frames(Order(6)).unwrap();
+                let before = stores.load(Ordering::Relaxed);
+                driver.set(&[(0, block.first, 64)]);
+                // Each block has a store, which is usually in progress when the block is revoked.
+                while stores.load(Ordering::Relaxed) == before && !storer.is_finished() {
+                    std::thread::yield_now();
+                }
+                driver.set(&[]);
+                object.revoke(0, 64 * PAGE_SIZE).unwrap();
+                // SAFETY: 1. the test allocated the block; 2. the block was revoked.
+                assert!(unsafe { memory.free_frames(block) });
             }
+            done.store(true, Ordering::Relaxed);
         });
-        let _cpu = machine.bind(Cpu(0));
-        for _ in 0..200 {
-            let block = memory.allocate_frames(Order(6)).unwrap();
-            let before = stores.load(Ordering::Relaxed);
-            driver.set(&[(0, block.first, 64)]);
-            // Each block has a store, which is usually in progress when the block is revoked.
-            while stores.load(Ordering::Relaxed) == before && !storer.is_finished() {
-                std::thread::yield_now();
-            }
-            driver.set(&[]);
-            object.revoke(0, 64 * PAGE_SIZE).unwrap();
-            // SAFETY: 1. the test allocated the block; 2. the block was revoked.
-            assert!(unsafe { memory.free_frames(block) });
-        }
-        done.store(true, Ordering::Relaxed);
     });
-    audit(&machine, &memory, &[&space]);
 }
