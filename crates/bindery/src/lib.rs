@@ -166,8 +166,9 @@ pub use kernel_map::{
 pub use memory::{Commitment, DirtyLimit, FolioPolicy, FrameKind, Memory, SizeMode};
 pub use object::{
     Accounting, Attachments, ErrorMark, FileSystem, FrameList, FramePiece, FrameSource, Growth,
-    KeptRead, KeptWrite, Object, Pager, PagerError, ParkedOn, Quota, ReadBuffer, ReadPattern,
-    ReadRequest, Sealing, Seals, SegmentId, StoredBytes, WeakObject, WriteAccess, WriteRequest,
+    KeptRead, KeptWrite, Object, Pager, PagerError, ParkedOn, Preparation, Quota, ReadBuffer,
+    ReadPattern, ReadRequest, Sealing, Seals, SegmentId, StoredBytes, WeakObject, WriteAccess,
+    WriteRequest,
 };
 pub use platform::Platform;
 pub use reclaim::Reclaimed;

@@ -34,6 +34,7 @@ mod pending_reads;
 mod pending_removals;
 mod pending_syncs;
 mod pending_writes;
+mod polled_room;
 mod properties;
 mod quotas;
 mod races;

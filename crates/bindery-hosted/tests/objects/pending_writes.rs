@@ -3,10 +3,8 @@
 use std::thread;
 
 use bindery::platform::Cpu;
-use bindery::{
-    Accounting, CallPoll, DirtyLimit, Error, PagerError, PendingWrite, Sealing, Seals, Step,
-};
-use bindery_hosted::{Config, DelayedFiles};
+use bindery::{Accounting, Error, PagerError, PendingWrite, Sealing, Seals, Step};
+use bindery_hosted::Config;
 
 use super::content_steps::{
     A, File, Fixture, PAGES, RANGES, Result, SIZE, begin, blocked, bytes, ready, with_file,
@@ -263,31 +261,6 @@ fn a_thread_waits_in_place_of_the_task() {
         }
         assert_eq!((write.moved(), fixture.asked()), (LENGTH, vec![(0, 1), (2, 1)]));
     });
-}
-
-#[test]
-fn a_thread_makes_room_for_dirty_pages() {
-    let config = Config { memory: 32 * MIB, cpus: 2, ..Config::default() };
-    let (machine, memory) = memory_with::<A>(config);
-    let (pager, limit) = (DelayedFiles::new(), DirtyLimit::new(64));
-    let file = memory.file_system_within(&pager, &limit).file(1, 0).unwrap();
-    let mut threads = 0;
-    for page in 0..300 {
-        let mut write = PendingWrite::new(&file, page * PAGE, PAGE_BYTES).unwrap();
-        let from = [page as u8; PAGE_BYTES];
-        let mut last = None;
-        while let Step::Blocked(mut wait) = write.step(last.take(), &from).unwrap() {
-            assert!(wait.is_for_storage());
-            assert!(matches!(wait.poll(), CallPoll::NeedsThread));
-            threads += 1;
-            last = Some(wait.wait());
-        }
-        assert_eq!(write.moved(), from.len());
-        assert!(limit.pages() <= 64);
-    }
-    assert!(threads > 0);
-    drop(file);
-    audit(&machine, &memory, &[]);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
-use bindery::{Pager, PagerError, ReadBuffer, StoredBytes, WriteAccess};
+use bindery::{Pager, PagerError, Preparation, ReadBuffer, StoredBytes, WriteAccess};
 
 use super::held_pager::{HeldFiles, Io};
 use crate::support::objects::PAGE;
@@ -16,6 +16,8 @@ struct Blocks {
     reserved: BTreeSet<u64>,
     /// Whether the pager reserves blocks only in [`Pager::prepare_write`].
     are_reserved_later: bool,
+    /// Whether the pager prepares for tasks, and whether it is done.
+    prepares: Option<bool>,
     /// The answer of [`Pager::make_writable`], whatever has room.
     refusal: Option<PagerError>,
 }
@@ -58,6 +60,16 @@ impl ReservingFiles {
     /// Reserves blocks only without locks from now on.
     pub fn reserve_later(&self) {
         self.blocks.lock().unwrap().are_reserved_later = true;
+    }
+
+    /// Prepares for tasks from now on.
+    pub fn prepare_for_tasks(&self) {
+        self.blocks.lock().unwrap().prepares = Some(false);
+    }
+
+    /// Ends the preparations for tasks, without a word to them.
+    pub fn finish_preparations(&self) {
+        self.blocks.lock().unwrap().prepares = Some(true);
     }
 
     /// Lets no page become writable from now on, with this error, or `None` to end that.
@@ -113,6 +125,21 @@ impl Pager for ReservingFiles {
     fn prepare_write(&self, _: u64, first: u64, pages: u64) -> Result<(), PagerError> {
         self.held.enter(Io::PrepareWrite, first, pages);
         self.blocks.lock().unwrap().reserve(first..first + pages)
+    }
+
+    fn begin_prepare_write(
+        &self,
+        _: u64,
+        first: u64,
+        pages: u64,
+    ) -> Result<Preparation, PagerError> {
+        let mut blocks = self.blocks.lock().unwrap();
+        let Some(is_done) = blocks.prepares else { return Ok(Preparation::InThread) };
+        self.held.enter(Io::PrepareWrite, first, pages);
+        if !is_done {
+            return Ok(Preparation::Begun);
+        }
+        blocks.reserve(first..first + pages).map(|()| Preparation::Complete)
     }
 
     fn resize(&self, file: u64, size: u64) -> Result<(), PagerError> {

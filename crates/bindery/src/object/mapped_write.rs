@@ -22,7 +22,7 @@ use crate::error::Failure;
 use crate::interrupt;
 use crate::platform::Platform;
 
-use super::pager::WriteAccess;
+use super::pager::{Preparation, WriteAccess};
 use super::pages::{mark_dirty, may_dirty};
 use super::wait::{Stop, Wait};
 use super::{Object, ObjectState};
@@ -77,6 +77,28 @@ pub(super) fn prepare<P: Platform>(
     let Some((pager, file)) = object.state().file() else { return Ok(()) };
     pager.prepare_write(file, pages.first, pages.end - pages.first)?;
     Ok(())
+}
+
+/// As [`prepare`], for a task, which must not sleep.
+///
+/// # Errors
+/// The pager's refusal.
+pub(super) fn begin_preparation<P: Platform>(
+    object: &Object<'_, P>,
+    pages: PageRange,
+) -> Result<Preparation, Failure> {
+    let Some((pager, file)) = object.state().file() else { return Ok(Preparation::Complete) };
+    Ok(pager.begin_prepare_write(file, pages.first, pages.end - pages.first)?)
+}
+
+impl<P: Platform> Memory<P> {
+    /// Wakes the tasks that wait for a pager to prepare for writes
+    /// ([`Pager::begin_prepare_write`](crate::Pager::begin_prepare_write)): each asks its pager again.
+    ///
+    /// Context: any. Complexity: constant, and one [`Platform::unpark`] if a task waits.
+    pub fn wake_prepared_writers(&self) {
+        self.answers.completions.note(self.platform());
+    }
 }
 
 /// Waits for the faults that may have asked the pager before the caller's cut was in the list.

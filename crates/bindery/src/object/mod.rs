@@ -162,7 +162,7 @@ pub use file_system::FileSystem;
 pub(crate) use frame_source::ShownFrames;
 pub use frame_source::{FrameList, FramePiece, FrameSource};
 pub(crate) use invalidate::PagesStay;
-pub use pager::{Pager, PagerError, WriteAccess};
+pub use pager::{Pager, PagerError, Preparation, WriteAccess};
 pub use polled_wait::ParkedOn;
 pub(crate) use polled_wait::{ObjectWait, Polled, PolledWait};
 pub use quota::Quota;

@@ -92,6 +92,31 @@ pub enum WriteAccess {
     Later,
 }
 
+/// The answer of [`Pager::begin_prepare_write`].
+///
+/// ```
+/// use bindery::{Memory, Platform, Preparation};
+///
+/// /// A pager whose device reserves blocks.
+/// fn answer(are_reserved: bool) -> Preparation {
+///     if are_reserved { Preparation::Complete } else { Preparation::Begun }
+/// }
+///
+/// /// The interrupt of that device.
+/// fn reserved<P: Platform>(memory: &Memory<P>) {
+///     memory.wake_prepared_writers();
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Preparation {
+    /// As after [`Pager::prepare_write`].
+    Complete,
+    /// The pager works on it, and calls [`crate::Memory::wake_prepared_writers`] at the end.
+    Begun,
+    /// The pager has to sleep: a thread calls [`Pager::prepare_write`].
+    InThread,
+}
+
 /// The storage of files, provided by the embedder's file systems. It fills pages that are read and
 /// stores pages that were written.
 ///
@@ -105,8 +130,9 @@ pub enum WriteAccess {
 ///
 /// # Locks
 /// [`Pager::begin_read`], [`Pager::begin_write`], [`Pager::read`], [`Pager::write`],
-/// [`Pager::prepare_write`] and [`Pager::removed`] are called without any lock: neither the caller nor a thread that waits for
-/// it holds a mutex of an address space, a VMA or a lock of the object. These methods may call the
+/// [`Pager::prepare_write`], [`Pager::begin_prepare_write`] and [`Pager::removed`] are called without
+/// any lock: neither the caller nor a thread that waits for it holds a mutex of an address space, a
+/// VMA or a lock of the object. These methods may call the
 /// core, with the same address space and the same object, unless that call would wait for the
 /// method itself:
 /// - while pages are being read, faults and reads of the same pages wait, and so does the end of
@@ -274,6 +300,26 @@ pub trait Pager: Send + Sync {
     fn prepare_write(&self, file: u64, first_page: u64, pages: u64) -> Result<(), PagerError> {
         let _ = (file, first_page, pages);
         Ok(())
+    }
+
+    /// As [`Pager::prepare_write`], for a task that must not sleep ([`crate::FaultWait::poll`]). The
+    /// task asks in each poll, so a pager that answers [`Preparation::Begun`] answers the same while it
+    /// works, and begins nothing twice. The task may be dropped, and then asks no more.
+    ///
+    /// The provided version leaves the preparation to a thread.
+    ///
+    /// Context: spins; called without locks.
+    ///
+    /// # Errors
+    /// As [`Pager::prepare_write`].
+    fn begin_prepare_write(
+        &self,
+        file: u64,
+        first_page: u64,
+        pages: u64,
+    ) -> Result<Preparation, PagerError> {
+        let _ = (file, first_page, pages);
+        Ok(Preparation::InThread)
     }
 
     /// Sets the file's size to `size` bytes. The content beyond that size is lost: if the file

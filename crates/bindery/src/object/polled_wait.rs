@@ -16,12 +16,15 @@ use crate::platform::Platform;
 
 use super::Object;
 use super::ask::Fetch;
-use super::detached_batch::settle_written;
+use super::detached_batch::{FollowedBatch, settle_written};
 use super::in_flight::{InTheWay, Ticket};
+use super::mapped_write;
 use super::page_read::FollowedRead;
+use super::pager::Preparation;
 use super::read_end::settle_answered;
 use super::read_steps::{PageReady, bring_in};
 use super::wait::Wait;
+use super::write_back::{PolledRoom, poll_room, stored};
 use crate::swap::polled::{PolledSlot, SlotPoll};
 use crate::swap::wait_for_request;
 
@@ -91,33 +94,42 @@ pub(crate) enum Polled<'w, 'm, P: Platform> {
 pub(crate) struct PolledWait<'m, P: Platform> {
     memory: &'m Memory<P>,
     wait: Wait,
-    /// Replaces `wait` for a page in swap.
-    slot: Option<PolledSlot>,
-    read: Option<FollowedRead<'m, P>>,
+    followed: Followed<'m, P>,
     /// Whether the wait is counted among those that wait for answers.
     has_entered: bool,
     /// Whether a page that is read counts as a major fault.
     is_fault: bool,
 }
 
+/// The work that the polls follow.
+enum Followed<'m, P: Platform> {
+    Nothing,
+    /// For a page in swap, in place of the wait.
+    Slot(PolledSlot),
+    Read(FollowedRead<'m, P>),
+    /// The store that makes room for a dirty page.
+    Store(FollowedBatch<'m, P>),
+}
+
 impl<'m, P: Platform> PolledWait<'m, P> {
     /// The wait as a value that can be queued. It abandons a read from a swap device and starts it
     /// again in the first poll.
     pub(crate) fn new(memory: &'m Memory<P>, wait: Wait) -> Self {
-        let (wait, slot) = match wait {
-            Wait::SwapRead(read) => (Wait::Memory, Some(read.into_polled(memory))),
-            Wait::SwapCache { area, slot } => (wait, Some(PolledSlot::cached(area, slot))),
-            Wait::SwapRequest { area } => (wait, Some(PolledSlot::request(area))),
+        let of_slot = Followed::Slot;
+        let (wait, followed) = match wait {
+            Wait::SwapRead(read) => (Wait::Memory, of_slot(read.into_polled(memory))),
+            Wait::SwapCache { area, slot } => (wait, of_slot(PolledSlot::cached(area, slot))),
+            Wait::SwapRequest { area } => (wait, of_slot(PolledSlot::request(area))),
             Wait::Pages(_)
             | Wait::ReadAhead(_)
             | Wait::Pager(_)
             | Wait::Folio(_)
             | Wait::Memory
             | Wait::DirtyLimit
-            | Wait::WriteAccess(_) => (wait, None),
+            | Wait::WriteAccess(_) => (wait, Followed::Nothing),
             Wait::Handler(never) => match never {},
         };
-        Self { memory, wait, slot, read: None, has_entered: false, is_fault: true }
+        Self { memory, wait, followed, has_entered: false, is_fault: true }
     }
 
     /// As [`PolledWait::new`], for a call that works on the object rather than a mapping.
@@ -133,13 +145,13 @@ impl<'m, P: Platform> PolledWait<'m, P> {
             self.wait,
             Wait::Pages(_) | Wait::Pager(_) | Wait::DirtyLimit | Wait::WriteAccess(_)
         );
-        storage || self.slot.is_some()
+        storage || matches!(self.followed, Followed::Slot(_))
     }
 
     /// The wait, for a thread that may sleep. A read in progress continues, and the thread finds
     /// it. `None` for a read from a swap device, which the thread's own fault starts or finds.
     pub(crate) fn into_wait(mut self) -> Option<Wait> {
-        if self.slot.as_ref().is_some_and(PolledSlot::is_for_read) {
+        if matches!(&self.followed, Followed::Slot(slot) if slot.is_for_read()) {
             return None;
         }
         Some(core::mem::replace(&mut self.wait, Wait::Memory))
@@ -161,7 +173,7 @@ impl<'m, P: Platform> PolledWait<'m, P> {
         &'w mut self,
         object: Option<&'w Object<'m, P>>,
     ) -> Result<Polled<'w, 'm, P>, Failure> {
-        if let Some(slot) = &mut self.slot {
+        if let Followed::Slot(slot) = &mut self.followed {
             return Ok(match slot.poll(self.memory) {
                 SlotPoll::Ready(kept) => {
                     if self.is_fault && slot.has_read() && kept.is_some() {
@@ -188,11 +200,67 @@ impl<'m, P: Platform> PolledWait<'m, P> {
             | Wait::SwapCache { .. }
             | Wait::SwapRequest { .. }
             | Wait::Folio(_)
-            | Wait::Memory
-            | Wait::DirtyLimit
-            | Wait::WriteAccess(_) => Ok(Polled::NeedsThread),
+            | Wait::Memory => Ok(Polled::NeedsThread),
+            Wait::DirtyLimit => self.poll_room(object),
+            Wait::WriteAccess(pages) => self.poll_preparation(pages, object),
             Wait::Handler(never) => match never {},
         }
+    }
+
+    /// The word that changes with each answer, as it was before the checks that follow.
+    fn word_of_answers(&mut self) -> ParkedOn<'m> {
+        let answers = &self.memory.answers.completions;
+        if !core::mem::replace(&mut self.has_entered, true) {
+            answers.enter();
+        }
+        let (word, expected) = answers.word();
+        ParkedOn { word, expected }
+    }
+
+    /// Makes room for another dirty page of the object.
+    fn poll_room<'w>(
+        &'w mut self,
+        object: &'w Object<'m, P>,
+    ) -> Result<Polled<'w, 'm, P>, Failure> {
+        let memory = self.memory;
+        loop {
+            let for_answers = self.word_of_answers();
+            settle_written(memory);
+            if let Followed::Store(batch) = &self.followed {
+                let Some(saved) = batch.saved() else { return Ok(Polled::Pending(for_answers)) };
+                self.followed = Followed::Nothing;
+                if stored(&saved).is_err() {
+                    return Ok(Polled::NeedsThread);
+                }
+            }
+            match poll_room(object)? {
+                PolledRoom::Made => return Ok(Polled::Ready(None)),
+                PolledRoom::NeedsThread => return Ok(Polled::NeedsThread),
+                // If it is stored already, more room may be needed.
+                PolledRoom::AfterBatch(batch) => self.followed = Followed::Store(batch),
+                PolledRoom::After(ticket) => {
+                    if let Some((word, expected)) = object.state().pages.ends.word(ticket) {
+                        let on_record = ParkedOn { word, expected };
+                        let parked = if ticket.is_detached { for_answers } else { on_record };
+                        return Ok(Polled::Pending(parked));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lets the pager prepare for writes to the pages.
+    fn poll_preparation<'w>(
+        &'w mut self,
+        pages: PageRange,
+        object: &'w Object<'m, P>,
+    ) -> Result<Polled<'w, 'm, P>, Failure> {
+        let for_answers = self.word_of_answers();
+        Ok(match mapped_write::begin_preparation(object, pages)? {
+            Preparation::Complete => Polled::Ready(None),
+            Preparation::Begun => Polled::Pending(for_answers),
+            Preparation::InThread => Polled::NeedsThread,
+        })
     }
 
     /// The word that changes when the record of the ticket may have ended. `None` if a record has
@@ -207,14 +275,9 @@ impl<'m, P: Platform> PolledWait<'m, P> {
             let (word, expected) = ends.word(ticket)?;
             return Some(ParkedOn { word, expected });
         }
-        let answers = &memory.answers.completions;
-        if !core::mem::replace(&mut self.has_entered, true) {
-            answers.enter();
-        }
-        // Read before the check of the answers.
-        let (word, expected) = answers.word();
+        let for_answers = self.word_of_answers();
         settle_written(memory);
-        ends.word(ticket).map(|_| ParkedOn { word, expected })
+        ends.word(ticket).map(|_| for_answers)
     }
 
     fn poll_pages<'w>(
@@ -223,20 +286,18 @@ impl<'m, P: Platform> PolledWait<'m, P> {
         object: &'w Object<'m, P>,
     ) -> Result<Polled<'w, 'm, P>, Failure> {
         let (memory, pages) = (self.memory, &object.state().pages);
-        let answers = &memory.answers.completions;
-        if !core::mem::replace(&mut self.has_entered, true) {
-            answers.enter();
-        }
         let page = PageRange::from_count(fetch.page, 1);
         loop {
-            // Read before the check of the answers.
-            let (word, expected) = answers.word();
-            let for_answers = Polled::Pending(ParkedOn { word, expected });
+            let for_answers = Polled::Pending(self.word_of_answers());
             settle_answered(memory);
-            match self.read.as_ref().map(FollowedRead::result) {
-                Some(None) => return Ok(for_answers),
-                Some(Some(Ok(()))) => {
-                    self.read = None;
+            let followed = match &self.followed {
+                Followed::Read(read) => Some((read.result(), read.pages)),
+                Followed::Nothing | Followed::Slot(_) | Followed::Store(_) => None,
+            };
+            match followed {
+                Some((None, _)) => return Ok(for_answers),
+                Some((Some(Ok(())), _)) => {
+                    self.followed = Followed::Nothing;
                     if self.is_fault {
                         memory.note_major_fault();
                     }
@@ -249,10 +310,11 @@ impl<'m, P: Platform> PolledWait<'m, P> {
                         None => Polled::NeedsThread,
                     });
                 }
-                Some(Some(Err(Failure::NoMemory))) => return Ok(Polled::NeedsThread),
-                Some(Some(Err(error))) => {
+                Some((Some(Err(Failure::NoMemory)), _)) => return Ok(Polled::NeedsThread),
+                Some((Some(Err(error)), pages)) => {
+                    self.followed = Followed::Nothing;
                     // The surrounding pages may have caused the error.
-                    if self.read.take().is_none_or(|read| read.pages == 1) {
+                    if pages == 1 {
                         return Err(error);
                     }
                     fetch = fetch.only_page();
@@ -275,7 +337,7 @@ impl<'m, P: Platform> PolledWait<'m, P> {
             }
             match fetch.begin_followed(object) {
                 Ok(None) => return Ok(Polled::Ready(None)),
-                Ok(read) => self.read = read,
+                Ok(Some(read)) => self.followed = Followed::Read(read),
                 // Reclaim needs a thread.
                 Err(Failure::NoMemory) => return Ok(Polled::NeedsThread),
                 Err(refused) => return Err(refused),
@@ -289,7 +351,7 @@ impl<P: Platform> Drop for PolledWait<'_, P> {
         if self.has_entered {
             self.memory.answers.completions.leave();
         }
-        if let Some(slot) = &mut self.slot {
+        if let Followed::Slot(slot) = &mut self.followed {
             slot.end(self.memory);
         }
         core::mem::replace(&mut self.wait, Wait::Memory).cancel(self.memory);
@@ -298,9 +360,9 @@ impl<P: Platform> Drop for PolledWait<'_, P> {
 
 impl<P: Platform> fmt::Debug for PolledWait<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.slot {
-            Some(slot) => slot.fmt(f),
-            None => self.wait.fmt(f),
+        match &self.followed {
+            Followed::Slot(slot) => slot.fmt(f),
+            Followed::Nothing | Followed::Read(_) | Followed::Store(_) => self.wait.fmt(f),
         }
     }
 }

@@ -16,13 +16,14 @@ use arrayvec::ArrayVec;
 
 use crate::Memory;
 use crate::addr::PageRange;
-use crate::collections::page_tree::PAGE_LIMIT;
+use crate::collections::page_tree::{IndexRun, PAGE_LIMIT};
 use crate::error::{Error, Failure};
 use crate::interrupt;
 use crate::platform::Platform;
 
-use super::detached_batch::{self, settle_written};
+use super::detached_batch::{self, FollowedBatch, settle_written};
 use super::file_system::FileSystem;
+use super::in_flight::Ticket;
 use super::registry::Registry;
 use super::save::{Rules, Saved, Tried, next_to_store, save_from};
 use super::unsaved::Room;
@@ -137,13 +138,69 @@ pub(super) fn make_room<P: Platform>(object: &Object<'_, P>) -> Result<(), Failu
     }
 }
 
-/// Stores some of the file's pages. If all of them are being stored or changed already, waits for
-/// the first of these stores or changes. Pages that the pager fails to store are no longer
-/// storable.
+/// The room that a task finds or begins to make ([`poll_room`]).
+pub(super) enum PolledRoom<'m, P: Platform> {
+    /// Another page may become dirty.
+    Made,
+    /// It may once this batch is stored, which any thread settles.
+    AfterBatch(FollowedBatch<'m, P>),
+    /// It may once the record of this ticket has ended.
+    After(Ticket),
+    /// Only a thread can make room.
+    NeedsThread,
+}
+
+/// As [`make_room`], for a task: begins to store pages of its file, and returns the first event to
+/// wait for. While the pager stores pages of the file, nothing further is begun. For the pages of
+/// another file, the task would need a handle, and the drop of the last handle sleeps. Called without
+/// locks.
 ///
 /// # Errors
-/// [`Failure::NoMemory`] if the pager lacks memory; [`Error::Interrupted`].
-fn store_of_file<P: Platform>(memory: &Memory<P>, object: &ObjectState) -> Result<(), Failure> {
+/// [`Error::InputOutput`] as [`make_room`].
+pub(super) fn poll_room<'m, P: Platform>(
+    object: &Object<'m, P>,
+) -> Result<PolledRoom<'m, P>, Failure> {
+    let (memory, state) = (object.memory, object.state());
+    loop {
+        settle_written(memory);
+        match state.room_for_dirty(memory) {
+            Room::Yes => return Ok(PolledRoom::Made),
+            Room::No => return Err(Error::InputOutput.into()),
+            Room::AfterStores if state.pages.unsaved.has_storable() => {}
+            Room::AfterStores => return Ok(PolledRoom::NeedsThread),
+        }
+        if let Some(ticket) = state.pages.write_before(memory.platform(), ALL, u64::MAX) {
+            return Ok(PolledRoom::After(ticket));
+        }
+        let BegunStores { batches, changed, unbegun } = begin_stores(memory, state);
+        if let Some(batch) = batches.into_iter().next() {
+            return Ok(PolledRoom::AfterBatch(batch));
+        }
+        if unbegun.is_some() {
+            return Ok(PolledRoom::NeedsThread);
+        }
+        let platform = memory.platform();
+        if let Some(ticket) = changed.and_then(|pages| state.pages.change_of(platform, pages)) {
+            return Ok(PolledRoom::After(ticket));
+        }
+        // Another thread has stored or changed the pages since the look.
+    }
+}
+
+/// The stores of a file's pages that a writer without room has begun.
+struct BegunStores<'m, P: Platform> {
+    batches: ArrayVec<FollowedBatch<'m, P>, BATCHES>,
+    /// The first pages that another call is changing.
+    changed: Option<PageRange>,
+    /// The next run to store, with its rules, if there was no record for it.
+    unbegun: Option<(IndexRun, Rules)>,
+}
+
+/// Begins to store some of the file's pages. Called without locks.
+fn begin_stores<'m, P: Platform>(
+    memory: &'m Memory<P>,
+    object: &ObjectState,
+) -> BegunStores<'m, P> {
     let mut begun = ArrayVec::<_, BATCHES>::new();
     let (mut from, mut left, mut changed) = (0, BATCH, None);
     let next = |from| next_to_store(memory, object, PageRange { first: from, ..ALL }, Tried::Never);
@@ -153,11 +210,7 @@ fn store_of_file<P: Platform>(memory: &Memory<P>, object: &ObjectState) -> Resul
     {
         let rules = Rules { end: PAGE_LIMIT, turn: u64::MAX, most: left, tried: Tried::Never };
         let Ok((after, batch)) = detached_batch::begin(memory, object, run.page, rules) else {
-            if begun.is_empty() {
-                // Without a record that any thread may end, this thread has to wait.
-                return stored(&save_from(memory, object, run, rules));
-            }
-            break;
+            return BegunStores { batches: begun, changed, unbegun: Some((run, rules)) };
         };
         // Pages of a run that another call is changing are passed.
         let end = run.page + u64::from(run.count);
@@ -168,11 +221,26 @@ fn store_of_file<P: Platform>(memory: &Memory<P>, object: &ObjectState) -> Resul
             None => changed = changed.or(Some(PageRange { first: run.page, end })),
         }
     }
-    if begun.is_empty() {
-        return wait_for_others(memory, object, changed);
+    BegunStores { batches: begun, changed, unbegun: None }
+}
+
+/// Stores some of the file's pages. If all of them are being stored or changed already, waits for
+/// the first of these stores or changes. Pages that the pager fails to store are no longer
+/// storable.
+///
+/// # Errors
+/// [`Failure::NoMemory`] if the pager lacks memory; [`Error::Interrupted`].
+fn store_of_file<P: Platform>(memory: &Memory<P>, object: &ObjectState) -> Result<(), Failure> {
+    let BegunStores { batches, changed, unbegun } = begin_stores(memory, object);
+    if batches.is_empty() {
+        return match unbegun {
+            // Without a record that any thread may end, this thread has to wait.
+            Some((run, rules)) => stored(&save_from(memory, object, run, rules)),
+            None => wait_for_others(memory, object, changed),
+        };
     }
     let mut result = Ok(());
-    for batch in begun {
+    for batch in batches {
         while let Some(ticket) = batch.ticket(object) {
             object.pages.wait_unless_killed(memory, ticket)?;
         }
@@ -182,7 +250,7 @@ fn store_of_file<P: Platform>(memory: &Memory<P>, object: &ObjectState) -> Resul
 }
 
 /// The result of a batch for a writer without room.
-fn stored(saved: &Saved) -> Result<(), Failure> {
+pub(super) fn stored(saved: &Saved) -> Result<(), Failure> {
     match saved {
         Saved { result: Err(Failure::NoMemory), stored: 0, .. } => Err(Failure::NoMemory),
         _ => Ok(()),
