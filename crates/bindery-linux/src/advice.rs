@@ -165,6 +165,9 @@ impl<'m, P: Platform> PendingAdvice<'m, P> {
             if self.next == count {
                 return Ok(Step::Done);
             }
+            if let Some(wait) = target.wait_for_mutex(&mut ready) {
+                return Ok(Step::Blocked(wait));
+            }
             let range = match self.read_next(process.space(), ready.take()) {
                 Ok(RangeStep::Blocked(wait)) => return Ok(Step::Blocked(wait)),
                 Ok(RangeStep::Read(range)) => range,

@@ -142,6 +142,9 @@ impl PendingMincore {
                 }
                 None if self.rest.pages == 0 => return Ok(Step::Done),
                 None => {
+                    if let Some(wait) = space.wait_for_mutex(&mut ready) {
+                        return Ok(Step::Blocked(wait));
+                    }
                     let told = self.rest.ask(space, &mut answers);
                     (told, PendingUserCopy::new(VirtAddr(self.rest.vector)))
                 }

@@ -34,7 +34,9 @@ use super::{
 /// closed or names another process, the call ends with the length advised so far, or with `EBADF`.
 /// (Linux keeps the process until the call ends.)
 ///
-/// A step may sleep for locks, and a step that finds no memory for the call's own records reclaims.
+/// A step stops while another thread has the mutex of the address space, which it looks at first
+/// ([`AddressSpace::wait_for_mutex`]). It sleeps for locks within its work, and a step that finds no
+/// memory for the call's own records reclaims.
 /// `MADV_WILLNEED` waits only for a synchronous swap device, `MADV_PAGEOUT` only for one that works
 /// in `SwapDevice::submit`, and `MADV_REMOVE` only in `Pager::discard`.
 ///
@@ -77,6 +79,7 @@ use super::{
 /// ```
 ///
 /// [`call`]: super::call
+/// [`AddressSpace::wait_for_mutex`]: bindery::AddressSpace::wait_for_mutex
 ///
 /// # Context
 /// Context: may sleep.
@@ -137,10 +140,16 @@ impl<'m, P: Platform> PendingCall<'m, P> {
         ready: Option<CallReady<'m, P>>,
     ) -> CallStep<'s, 'm, P> {
         let space = process.space();
+        let mut ready = ready;
+        if self.arguments.is_some()
+            && locks_at_once(self.call)
+            && let Some(wait) = space.wait_for_mutex(&mut ready)
+        {
+            return CallStep::Blocked(wait);
+        }
         if let Some(arguments) = self.arguments.take() {
             self.outcome = self.begin(process, arguments);
         }
-        let mut ready = ready;
         if let Some(events) = &mut self.events.0 {
             if let Step::Blocked(wait) = events.step(ready.take()) {
                 return CallStep::Blocked(wait);
@@ -200,6 +209,12 @@ impl<'m, P: Platform> PendingCall<'m, P> {
         };
         Ok(value)
     }
+}
+
+/// Whether the first part of the call takes the mutex of the address space. The parts of the other
+/// calls look at the mutex themselves.
+fn locks_at_once(call: Call) -> bool {
+    !matches!(call, Call::Msync | Call::Mincore | Call::ProcessMadvise)
 }
 
 fn protects<'m, P: Platform>(pending: Option<PendingProtect>) -> Rest<'m, P> {

@@ -1,22 +1,21 @@
 //! Faults that wait for locks without a thread.
 
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use bindery::addr::VirtAddr;
 use bindery::arch::{KeyRights, X86_64};
 use bindery::platform::{Cpu, Platform};
-use bindery::sync::RawLock;
 use bindery::testing::{
     with_family_locked, with_mutex, with_pages_locked, with_vma_read, with_vma_written,
 };
 use bindery::{
-    Access, Accounting, AddressSpace, Advice, FaultError, FaultPoll, FaultWait, FrameRange,
-    MapFlags, MapRequest, Memory, Protection, Resolved, Sealing, Sharing, TriedFault,
+    Access, Accounting, AddressSpace, Advice, FaultError, FaultPoll, FaultWait, MapFlags,
+    MapRequest, Protection, Resolved, Sealing, Sharing, TriedFault,
 };
-use bindery_hosted::{Config, Machine, pass_on};
+use bindery_hosted::{Config, Machine};
 
+use super::word_lock::{Word, memory_with_words};
 use crate::support::objects::PAGE;
 use crate::support::objects_fixture::{AT, Fixture, map, with_fixture};
 use crate::support::{MIB, fixed, memory_with, options};
@@ -278,76 +277,20 @@ fn a_mutex_without_a_word_needs_a_thread() {
     });
 }
 
-/// A mutex with a word, on which the test does not sleep.
-struct WordLock(AtomicU32);
-
-const FREE: u32 = 0;
-const TAKEN: u32 = 1;
-const WANTED: u32 = 2;
-
-// SAFETY: 1. the exchange lets one caller in until `unlock`; its orderings are acquire and release.
-// 2. Nothing panics.
-unsafe impl RawLock for WordLock {
-    type State = ();
-
-    const UNLOCKED: Self = Self(AtomicU32::new(FREE));
-
-    fn lock(&self) {
-        while self.try_lock().is_none() {
-            thread::yield_now();
-        }
-    }
-
-    fn try_lock(&self) -> Option<()> {
-        self.0.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).ok().map(drop)
-    }
-
-    fn parked_on(&self) -> Option<(&AtomicU32, u32)> {
-        let _ = self.0.compare_exchange(TAKEN, WANTED, Ordering::Relaxed, Ordering::Relaxed);
-        Some((&self.0, WANTED))
-    }
-
-    unsafe fn unlock(&self, (): ()) {
-        self.0.store(FREE, Ordering::Release);
-    }
-}
-
-/// A machine whose mutexes have words.
-#[derive(Debug)]
-struct WithWords(Machine<A>);
-
-// SAFETY: every method forwards to the machine, which meets the obligations.
-unsafe impl Platform for WithWords {
-    type Arch = A;
-    type Mutex = WordLock;
-    type SpinLock = <Machine<A> as Platform>::SpinLock;
-
-    pass_on! { 0:
-        direct_map zero copy invalidate invalidate_local invalidate_kernel publish_entries cpu relax
-        park unpark enter_read leave_read synchronize grace_period is_over seed fatal_signal
-        allocation_may_wait frames_released
-    }
-}
-
 #[test]
 fn a_task_waits_for_the_mutex() {
-    let machine = Machine::<A>::new(Config { memory: 32 * MIB, ..Config::default() });
-    let (first, count) = machine.frames();
-    // SAFETY: 1. the frames of a machine that has no other memory; 2. it has no table yet.
-    let memory =
-        unsafe { Memory::new(WithWords(machine), &[FrameRange { first, count }]) }.unwrap();
+    let memory = memory_with_words();
     let space = AddressSpace::new(&memory, options()).unwrap();
     space.mmap(&fixed(AT, PAGE)).unwrap();
     for (at, outcome) in [(AT, Ok(())), (AT + MIB, Err(FaultError::NotMapped))] {
         let mut wait = blocked(&space, at, Access::Write);
-        let (word, expected) = with_mutex(&space, || {
+        let word = with_mutex(&space, || {
             let Ok(FaultPoll::Pending(on)) = wait.poll() else { panic!("the mutex is taken") };
             assert!(!on.has_changed());
-            (std::ptr::from_ref(on.word()), on.expected())
+            Word::of(on)
         });
         // SAFETY: the word is in a lock of the address space, which lives.
-        let now = unsafe { &*word }.load(Ordering::Acquire);
-        assert_ne!(now, expected, "the release changes the word");
+        assert!(unsafe { word.has_changed() }, "the release changes the word");
         let Ok(polled) = wait.poll().map(|polled| matches!(polled, FaultPoll::Ready(_))) else {
             assert!(outcome.is_err());
             continue;

@@ -25,7 +25,7 @@
 //! | `read_request`, `write_request`, `answer` | the requests that a pager gets, and its answers; model under loom: `answer_loom_model` |
 //! | `read_ahead` | pages of a file read before they are needed |
 //! | `in_flight`, `transfers` | the pages that the pager works on; reads, changes and turns of pages, and the threads that wait for them |
-//! | `wait`, `polled_wait` | waits with all locks released, by a thread or polled |
+//! | `wait`, `polled_wait`, `polled_lock` | waits with all locks released, by a thread or polled; for locks before a step |
 //! | `content`, `read_steps`, `write_steps` | reads and writes from outside mappings, at once or in steps |
 //! | `collapse` | one large folio for small ones |
 //! | `holes` | the ranges with and without pages |
@@ -115,6 +115,7 @@ mod page_read;
 mod pager;
 pub(crate) mod pages;
 mod placed_folio;
+mod polled_lock;
 mod polled_wait;
 mod quota;
 mod read_ahead;
@@ -163,6 +164,7 @@ pub(crate) use frame_source::ShownFrames;
 pub use frame_source::{FrameList, FramePiece, FrameSource};
 pub(crate) use invalidate::PagesStay;
 pub use pager::{Pager, PagerError, Preparation, WriteAccess};
+pub(crate) use polled_lock::ObjectLock;
 pub use polled_wait::ParkedOn;
 pub(crate) use polled_wait::{ObjectWait, Polled, PolledWait};
 pub use quota::Quota;

@@ -101,6 +101,11 @@ impl<'m, P: Platform> WriteSteps<'m, P> {
         self.object.memory.platform()
     }
 
+    /// The object, unless the call has ended.
+    pub(crate) fn rest(&self) -> Option<&Object<'m, P>> {
+        (!self.is_over && self.done < self.length).then_some(&self.object)
+    }
+
     /// The number of bytes that were written.
     pub(crate) fn done(&self) -> usize {
         self.done

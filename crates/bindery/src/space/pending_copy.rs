@@ -73,7 +73,7 @@ impl PendingUserCopy {
     /// has to be waited for. `ready` is the end of the wait that the last step returned. Without
     /// `ready`, the page is treated as if no wait had taken place.
     ///
-    /// Sleeps for locks, but never for a pager, device or handler. Complexity: linear in the number
+    /// Sleeps for no lock, pager, device or handler. Complexity: linear in the number
     /// of pages that the bytes touch.
     ///
     /// # Errors
@@ -117,15 +117,15 @@ impl PendingUserCopy {
         length: usize,
         mut copy: impl FnMut(VirtAddr, usize, usize) -> Result<Option<CallWait<'s, 'm, P>>, FaultError>,
     ) -> Result<Step<'s, 'm, P>, FaultError> {
-        let mut _kept = None;
+        let mut kept = None;
         let mut ready = ready;
         while self.copied < length {
             let (at, count) = piece_after(self.at, self.copied, length)?;
             if let Some(ready) = ready.take() {
-                _kept = end_of(ready, at)?;
+                kept = end_of(ready, at)?;
             }
             if let Some(wait) = copy(at, self.copied, count)? {
-                return Ok(Step::Blocked(wait));
+                return Ok(Step::Blocked(wait.keeping(kept)));
             }
             self.copied += count;
         }
@@ -148,7 +148,7 @@ fn end_of<'m, P: Platform>(
             Err(FaultError::NotMapped | FaultError::Protection) => Ok(None),
             Err(error) => Err(error),
         },
-        CallEnd::Fault(..) | CallEnd::Object(_) | CallEnd::Request | CallEnd::Message(_) => {
+        CallEnd::Fault(..) | CallEnd::Object(_) | CallEnd::Nothing | CallEnd::Message(_) => {
             Ok(None)
         }
     }
@@ -230,7 +230,7 @@ impl PendingCopy {
     /// own memory and `other` that of the other process; both are the same in each step. `ready` is
     /// as in [`PendingUserCopy::read`]. After the end of the copy, does nothing.
     ///
-    /// Sleeps for locks, but never for a pager, device or handler. Complexity: linear in the number
+    /// Sleeps for no lock, pager, device or handler. Complexity: linear in the number
     /// of bytes.
     ///
     /// # Errors
@@ -255,7 +255,7 @@ impl PendingCopy {
     ) -> Result<Step<'s, 'm, P>, FaultError> {
         let (own, foreign) =
             (UserCopy::of(space, Asker::Program), UserCopy::of(other, Asker::Other));
-        let (mut _kept, mut ready) = (None, ready);
+        let (mut kept, mut ready) = (None, ready);
         while self.copied < self.length {
             let left = self.length - self.copied;
             let (here, there, count) = piece_of_both((self.here, self.there), self.copied, left)?;
@@ -264,17 +264,17 @@ impl PendingCopy {
                 Direction::ToOther => ((&own, here), (&foreign, there)),
             };
             if let Some(ready) = ready.take() {
-                _kept = end_of(ready, if self.read == 0 { source.1 } else { target.1 })?;
+                kept = end_of(ready, if self.read == 0 { source.1 } else { target.1 })?;
             }
             if self.read == 0 {
                 interrupt::check(space.platform()).map_err(|_| FaultError::Interrupted)?;
                 if let Some(wait) = source.0.try_read(source.1, &mut self.piece[..count])? {
-                    return Ok(Step::Blocked(wait));
+                    return Ok(Step::Blocked(wait.keeping(kept)));
                 }
                 self.read = count;
             }
             if let Some(wait) = target.0.try_write(target.1, &self.piece[..count])? {
-                return Ok(Step::Blocked(wait));
+                return Ok(Step::Blocked(wait.keeping(kept)));
             }
             self.read = 0;
             self.copied += count as u64;

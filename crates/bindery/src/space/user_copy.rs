@@ -15,7 +15,7 @@ use crate::table::locking::Depth;
 use super::AddressSpace;
 use super::call::steps::CallWait;
 use super::fault::{Access, TriedFault, record_access, step_fault};
-use crate::vma::MappingFlags;
+use crate::vma::{MappingFlags, VmaReadGuard};
 
 /// The number of bytes that are held on the stack between a load and a store.
 pub(super) const COPIED_AT_ONCE: usize = 1024;
@@ -159,7 +159,7 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
         while done < into.len() {
             let (part, length) = piece_after(at, done, into.len())?;
             let target = &mut into[done..done + length];
-            while !self.load(part, target)? {
+            while !self.load(part, target, Self::lock)? {
                 self.space.fault_for_kernel(part, Access::Read, KeyRights::ALL)?;
             }
             done += length;
@@ -173,7 +173,7 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
         while done < from.len() {
             let (part, length) = piece_after(at, done, from.len())?;
             let source = &from[done..done + length];
-            while !self.store(part, source)? {
+            while !self.store(part, source, Self::lock)? {
                 self.space.fault_for_kernel(part, Access::Write, KeyRights::ALL)?;
             }
             done += length;
@@ -181,13 +181,13 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
         Ok(())
     }
 
-    /// Reads bytes of one page, unless the page has to be waited for.
+    /// Reads bytes of one page, unless the page or a lock has to be waited for.
     pub(super) fn try_read(
         &self,
         at: VirtAddr,
         into: &mut [u8],
     ) -> Result<Option<CallWait<'s, 'm, P>>, FaultError> {
-        while !self.load(at, into)? {
+        while !self.load(at, into, Self::try_lock)? {
             if let Some(wait) = self.try_fault(at, Access::Read)? {
                 return Ok(Some(wait));
             }
@@ -195,13 +195,13 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
         Ok(None)
     }
 
-    /// Writes bytes of one page, unless the page has to be waited for.
+    /// Writes bytes of one page, unless the page or a lock has to be waited for.
     pub(super) fn try_write(
         &self,
         at: VirtAddr,
         from: &[u8],
     ) -> Result<Option<CallWait<'s, 'm, P>>, FaultError> {
-        while !self.store(at, from)? {
+        while !self.store(at, from, Self::try_lock)? {
             if let Some(wait) = self.try_fault(at, Access::Write)? {
                 return Ok(Some(wait));
             }
@@ -220,20 +220,42 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
         })
     }
 
-    /// Reads bytes of one page, if the page is mapped for reading.
+    /// The VMA of the page, after its writer has left.
     #[inline(always)]
-    fn load(&self, at: VirtAddr, into: &mut [u8]) -> Result<bool, FaultError> {
-        self.if_mapped(at, Access::Read, |frame, offset| {
+    fn lock(&self, page: VirtAddr) -> Option<VmaReadGuard<'s, P>> {
+        self.space.lock_vma(page)
+    }
+
+    /// The VMA of the page, unless a writer has it.
+    #[inline(always)]
+    fn try_lock(&self, page: VirtAddr) -> Option<VmaReadGuard<'s, P>> {
+        self.space.vmas.try_read(self.space.platform(), page)
+    }
+
+    /// Reads bytes of one page, if `lock` locks its VMA and the page is mapped for reading.
+    #[inline(always)]
+    fn load(
+        &self,
+        at: VirtAddr,
+        into: &mut [u8],
+        lock: impl FnOnce(&Self, VirtAddr) -> Option<VmaReadGuard<'s, P>>,
+    ) -> Result<bool, FaultError> {
+        self.if_mapped(at, Access::Read, lock, |frame, offset| {
             let length = into.len().min(PAGE_SIZE as usize - offset);
             // SAFETY: 1. the bytes lie within a page; 2. a mapped page, whose table is locked.
             unsafe { bytes::read(self.space.platform(), frame, offset, &mut into[..length]) };
         })
     }
 
-    /// Writes bytes of one page, if the page is mapped for writing.
+    /// Writes bytes of one page, if `lock` locks its VMA and the page is mapped for writing.
     #[inline(always)]
-    fn store(&self, at: VirtAddr, from: &[u8]) -> Result<bool, FaultError> {
-        self.if_mapped(at, Access::Write, |frame, offset| {
+    fn store(
+        &self,
+        at: VirtAddr,
+        from: &[u8],
+        lock: impl FnOnce(&Self, VirtAddr) -> Option<VmaReadGuard<'s, P>>,
+    ) -> Result<bool, FaultError> {
+        self.if_mapped(at, Access::Write, lock, |frame, offset| {
             let length = from.len().min(PAGE_SIZE as usize - offset);
             // SAFETY: 1. and 2. as in `load`; 3. a page that is being saved is not writable.
             unsafe { bytes::write(self.space.platform(), frame, offset, &from[..length]) };
@@ -249,13 +271,15 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
     /// 2. CPU B moves that table to Y, and `mremap` returns;
     /// 3. CPU A writes to the page that is now mapped at Y.
     ///
-    /// If the page is not mapped for the access, returns `false` with nothing locked, because a
-    /// fault waits for the writer of the VMA, and the writer waits for its readers.
+    /// If the page is not mapped for the access, or `lock` has not locked the VMA, returns `false`
+    /// with nothing locked, because a fault waits for the writer of the VMA, and the writer waits
+    /// for its readers.
     #[inline(always)]
     fn if_mapped(
         &self,
         at: VirtAddr,
         access: Access,
+        lock: impl FnOnce(&Self, VirtAddr) -> Option<VmaReadGuard<'s, P>>,
         work: impl FnOnce(Frame, usize),
     ) -> Result<bool, FaultError> {
         let Self { space, asker } = *self;
@@ -263,7 +287,7 @@ impl<'s, 'm, P: Platform> UserCopy<'s, 'm, P> {
             return Err(FaultError::NotMapped);
         }
         let page = at.align_down(PAGE_SIZE);
-        let Some(locked) = space.lock_vma(page) else { return Ok(false) };
+        let Some(locked) = lock(self, page) else { return Ok(false) };
         let flags = locked.vma().flags();
         // The direct map may lack frames outside the core's memory.
         if asker == Asker::Other && flags.contains(MappingFlags::SECRET)

@@ -59,3 +59,8 @@ pub fn with_family_locked<P: Platform, R>(
 pub fn with_pages_locked<P: Platform, R>(object: &Object<'_, P>, work: impl FnOnce() -> R) -> R {
     object.state().invalidate_lock.with_write(object.memory.platform(), |_| work())
 }
+
+/// Runs `work` with the changes of the object held, as by another call that writes or resizes it.
+pub fn with_changes_held<P: Platform, R>(object: &Object<'_, P>, work: impl FnOnce() -> R) -> R {
+    object.with_changes_held(work)
+}

@@ -50,7 +50,8 @@ use crate::table::{EntryAt, ReadSection, Table, TablePool, free_table, new_table
 use crate::vma::{MappingFlags, Purpose, Vma};
 use crate::{AddressSpace, Memory, Protection};
 pub use locks::{
-    with_family_locked, with_mutex, with_pages_locked, with_vma_read, with_vma_written,
+    with_changes_held, with_family_locked, with_mutex, with_pages_locked, with_vma_read,
+    with_vma_written,
 };
 pub use walks::{AnonymousWalk, UnmapWalk, walk_anonymous};
 

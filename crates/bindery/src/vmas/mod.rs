@@ -123,7 +123,6 @@ impl<P: Platform> VmaIndex<P> {
     }
 
     /// Whether a thread has the mutex.
-    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn is_locked(&self) -> bool {
         self.mutex.try_lock().is_none()
     }

@@ -194,8 +194,8 @@ impl<'m, P: Platform> PendingMadvise<'m, P> {
     /// Carries out the advice until it is complete or has to wait. `ready` is the end of the wait
     /// that the last step returned ([`Populate::step`]).
     ///
-    /// Sleeps for locks, but not for a pager, a device or a handler: no lock is held while these
-    /// work. A swap device that sleeps in [`crate::SwapDevice::submit`] does so in the step, and a
+    /// Sleeps for no pager, device or handler: no lock is held while these work. Stops for locks as
+    /// `docs/lock-order.md` says. A swap device that sleeps in [`crate::SwapDevice::submit`] does so in the step, and a
     /// pager in [`crate::Pager::discard`].
     ///
     /// Complexity: linear in the number of mappings and folios.
@@ -208,6 +208,14 @@ impl<'m, P: Platform> PendingMadvise<'m, P> {
         ready: Option<CallReady<'m, P>>,
     ) -> Result<Step<'s, 'm, P>, Error> {
         let mut ready = ready;
+        // `Populate` and `Removal` look at the mutex themselves.
+        let locks = match self.rest {
+            Rest::Maps(_) | Rest::Removes(_) => !self.notices.is_complete(),
+            Rest::PagesOut(_) | Rest::Collapses(_) | Rest::Follows(_) => true,
+        };
+        if locks && let Some(wait) = space.wait_for_mutex(&mut ready) {
+            return Ok(Step::Blocked(wait));
+        }
         if !self.notices.is_complete()
             && let Some(wait) = self.tell(space, ready.take())?
         {

@@ -14,7 +14,7 @@
 //! | `scan_pages` | `ioctl(PAGEMAP_SCAN)` |
 //! | `range` | the pages that a call specifies by a start and a length |
 //! | `populate` | maps pages before the first access (`MAP_POPULATE`, `mlock`) |
-//! | `steps` | calls that stop instead of waiting, and continue later |
+//! | `steps`, `lock_wait` | calls that stop instead of waiting, and continue later; their waits for locks |
 //! | `writeback`, `read_steps`, `write_steps` | `fsync(2)`, `read(2)` and `write(2)` in steps |
 //! | `swap_off`, `swap_off_steps`, `reap` | `swapoff(2)`, also in steps; the OOM reaper |
 
@@ -25,6 +25,7 @@ pub(super) mod collapse;
 mod dev_zero;
 mod fork;
 mod guard_pages;
+mod lock_wait;
 pub(super) mod madvise;
 mod map_alignment;
 pub(super) mod map_request;

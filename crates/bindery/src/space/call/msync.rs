@@ -134,13 +134,14 @@ impl<'m, P: Platform> MappedWriteback<'m, P> {
     /// Stores pages until all are stored or the call has to wait for the pager. `space` is the same
     /// at each step. After the end, does nothing.
     ///
-    /// Sleeps as [`Writeback::step`]. Also waits for the pager if another thread has unmapped and
+    /// Stops while another thread has the mutex that it needs to look up the next mapping, and
+    /// sleeps as [`Writeback::step`]. Also waits for the pager if another thread has unmapped and
     /// closed the file since the last step, because the release by the last holder saves the file.
     /// Complexity: as [`Writeback::step`], plus linear in the number of mappings.
     ///
     /// # Errors
     /// As [`AddressSpace::msync`].
-    pub fn step(&mut self, space: &AddressSpace<'m, P>) -> Result<Step<'m, 'm, P>, Error> {
+    pub fn step<'s>(&mut self, space: &'s AddressSpace<'m, P>) -> Result<Step<'s, 'm, P>, Error> {
         self.step_with(space, |_, _| Ok(()))
     }
 
@@ -150,11 +151,11 @@ impl<'m, P: Platform> MappedWriteback<'m, P> {
     ///
     /// # Errors
     /// As [`AddressSpace::msync_with`].
-    pub fn step_with(
+    pub fn step_with<'s>(
         &mut self,
-        space: &AddressSpace<'m, P>,
+        space: &'s AddressSpace<'m, P>,
         report: impl FnMut(&Object<'m, P>, VirtAddr) -> Result<(), Error>,
-    ) -> Result<Step<'m, 'm, P>, Error> {
+    ) -> Result<Step<'s, 'm, P>, Error> {
         let result = self.advance(space, report);
         if !matches!(result, Ok(Step::Blocked(_))) {
             (self.parts, self.last) = (None, None);
@@ -162,11 +163,11 @@ impl<'m, P: Platform> MappedWriteback<'m, P> {
         result
     }
 
-    fn advance(
+    fn advance<'s>(
         &mut self,
-        space: &AddressSpace<'m, P>,
+        space: &'s AddressSpace<'m, P>,
         mut report: impl FnMut(&Object<'m, P>, VirtAddr) -> Result<(), Error>,
-    ) -> Result<Step<'m, 'm, P>, Error> {
+    ) -> Result<Step<'s, 'm, P>, Error> {
         let Some(parts) = &mut self.parts else { return Ok(Step::Done) };
         loop {
             if let Some((at, writeback)) = &mut self.last {
@@ -176,6 +177,10 @@ impl<'m, P: Platform> MappedWriteback<'m, P> {
                     Err(error) => Err(error),
                 };
                 reported(stored, || report(writeback.object(), *at))?;
+                self.last = None;
+            }
+            if let Some(wait) = space.wait_for_mutex(&mut None) {
+                return Ok(Step::Blocked(wait));
             }
             let Some(part) = next_file(space, parts, self.flags)? else { break };
             let writeback = part.object.begin_sync(part.offset, part.length);

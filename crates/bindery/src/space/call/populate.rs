@@ -9,7 +9,7 @@ use crate::table::look;
 
 use super::steps::{CallEnd, CallReady, CallWait, Step};
 use crate::space::AddressSpace;
-use crate::space::fault::{Access, Resolved, TriedFault, step_fault};
+use crate::space::fault::{Access, FaultReady, Resolved, TriedFault, step_fault};
 use crate::vma::{MappingFlags, Protection, Vma};
 
 /// The number of level-1 tables searched for missing pages between two checks for a fatal signal.
@@ -132,7 +132,7 @@ pub struct Populate {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ended {
     Whole,
-    /// The fault of the first remaining page has to wait.
+    /// The fault of the first remaining page has to wait, or another thread has the mutex.
     Blocked,
 }
 
@@ -185,8 +185,8 @@ impl Populate {
     /// wait that the last step returned. Without `ready`, the page is checked as if no wait had
     /// taken place: an error of the pager is lost, and the pager is asked again.
     ///
-    /// Sleeps for locks and while the frames of a large folio are collected, but not for a pager, a
-    /// device or a handler: no lock is held while these work.
+    /// Sleeps for no pager, device or handler: no lock is held while these work. Stops for locks as
+    /// `docs/lock-order.md` says, and sleeps while the frames of a large folio are collected.
     ///
     /// Complexity: linear in the number of mappings and of allocated folios.
     ///
@@ -198,31 +198,42 @@ impl Populate {
         ready: Option<CallReady<'m, P>>,
     ) -> Result<Step<'s, 'm, P>, Error> {
         // Keeps the folio that was waited for until it is mapped.
-        let mut _kept = None;
-        if let Some(CallReady(CallEnd::Fault(page, result))) = ready
-            && page == self.at
+        let mut ready = ready;
+        if self.at < self.end
+            && let Some(wait) = space.wait_for_mutex(&mut ready)
         {
-            match result {
-                Ok(kept) => _kept = Some(kept),
-                // The wait was for the mapping's former state. The fault checks the present state.
-                Err(FaultError::NotMapped | FaultError::Protection) => {}
-                Err(error) => self.fail(space, error)?,
+            return Ok(Step::Blocked(wait));
+        }
+        // An error about the mapping is about its former state. The fault checks the present state.
+        if let Some(CallReady(CallEnd::Fault(page, Err(error)))) = ready
+            && page == self.at
+            && !matches!(error, FaultError::NotMapped | FaultError::Protection)
+        {
+            self.fail(space, error)?;
+        }
+        loop {
+            let mut blocked = None;
+            let is_free = || !space.vmas.is_locked();
+            let ended = self.run(space, is_free, |at, access| {
+                Ok(match step_fault(space, at, access)? {
+                    TriedFault::Resolved(resolved) => Some(resolved),
+                    TriedFault::Blocked(wait) => {
+                        blocked = Some(wait);
+                        None
+                    }
+                })
+            })?;
+            if ended == Ended::Whole {
+                return Ok(Step::Done);
+            }
+            let wait = match blocked {
+                Some(wait) => Some(CallWait::new(wait).keeping(page_of(ready.take()))),
+                None => space.wait_for_mutex(&mut ready),
+            };
+            if let Some(wait) = wait {
+                return Ok(Step::Blocked(wait));
             }
         }
-        let mut blocked = None;
-        let ended = self.run(space, |at, access| {
-            Ok(match step_fault(space, at, access)? {
-                TriedFault::Resolved(resolved) => Some(resolved),
-                TriedFault::Blocked(wait) => {
-                    blocked = Some(wait);
-                    None
-                }
-            })
-        })?;
-        Ok(match (ended, blocked) {
-            (Ended::Blocked, Some(wait)) => Step::Blocked(CallWait::new(wait)),
-            _ => Step::Done,
-        })
     }
 
     /// Maps all pages, sleeping as needed.
@@ -239,19 +250,24 @@ impl Populate {
 
     #[inline(never)]
     fn finish_rest<P: Platform>(mut self, space: &AddressSpace<'_, P>) -> Result<(), Error> {
-        self.run(space, block(space)).map(|_| ())
+        self.run(space, || true, block(space)).map(|_| ())
     }
 
-    /// Maps the pages by `fault`, which returns `None` to stop. Skips present pages in runs. Stops
+    /// Maps the pages by `fault`, which returns `None` to stop. Also stops before it takes the mutex,
+    /// if `may_lock` returns false. Skips present pages in runs. Stops
     /// at a fatal signal, which is checked before each fault and before each [`PIECE`] of searched
     /// tables.
     #[inline]
     fn run<P: Platform>(
         &mut self,
         space: &AddressSpace<'_, P>,
+        may_lock: impl Fn() -> bool,
         mut fault: impl FnMut(VirtAddr, Access) -> Result<Option<Resolved>, FaultError>,
     ) -> Result<Ended, Error> {
         while self.at < self.end {
+            if !may_lock() {
+                return Ok(Ended::Blocked);
+            }
             let (end, access) = match self.next_part(space) {
                 Ok(Some(part)) => part,
                 Ok(None) => return Ok(Ended::Whole),
@@ -349,6 +365,11 @@ impl Populate {
             (error, OnFailure::Fails | OnFailure::FailsForNow) => Err(error),
         }
     }
+}
+
+/// The page that a wait has brought, if any.
+fn page_of<'m, P: Platform>(ready: Option<CallReady<'m, P>>) -> Option<FaultReady<'m, P>> {
+    if let Some(CallReady(CallEnd::Fault(_, Ok(kept)))) = ready { Some(kept) } else { None }
 }
 
 /// The result of a blocking call. `begun` is the result of the part that precedes the populate.

@@ -5,9 +5,10 @@
 use core::ptr::NonNull;
 
 use crate::error::Error;
-use crate::object::{Object, ObjectWait, ReadSteps};
+use crate::object::{Object, ObjectLock, ObjectWait, ReadSteps};
 use crate::platform::Platform;
 
+use super::lock_wait::wait_for_object;
 use super::steps::{CallReady, CallWait, Step};
 
 /// A read of an object, as [`Object::read`], that stops at each page that has to be waited for and
@@ -68,7 +69,8 @@ impl<'m, P: Platform> PendingRead<'m, P> {
     /// returned. Without `ready`, the page is treated as if no wait had taken place: an error of
     /// the pager is lost, and the pager is asked again. After the end, does nothing.
     ///
-    /// Sleeps for locks, and reclaims if memory is short, but waits for no pager or device.
+    /// Stops for the lock of the pages before the first page, and sleeps for other locks. Reclaims if
+    /// memory is short, but waits for no pager or device.
     /// Complexity: as [`Object::read`] of the part that the step reads.
     ///
     /// # Errors
@@ -101,6 +103,12 @@ impl<'m, P: Platform> PendingRead<'m, P> {
         ready: Option<CallReady<'m, P>>,
         mut copy: impl FnMut(usize, NonNull<u8>, usize) -> usize,
     ) -> Result<Step<'m, 'm, P>, Error> {
+        let mut ready = ready;
+        if let Some(object) = self.0.rest()
+            && let Some(wait) = wait_for_object(object, ObjectLock::Pages, &mut ready)
+        {
+            return Ok(Step::Blocked(wait));
+        }
         self.0.read(ready.and_then(CallReady::of_object), &mut copy).map(step)
     }
 }

@@ -6,12 +6,13 @@
 use crate::addr::{PAGE_SIZE, VirtRange};
 use crate::arch::KeyRights;
 use crate::error::Error;
-use crate::object::Object;
+use crate::object::{Object, ObjectLock};
 use crate::platform::Platform;
 use crate::vma::{MappingFlags, Vma};
 use crate::vmas::Parts;
 
 use super::advice::Loss;
+use super::lock_wait::wait_for_object;
 use super::madvise::may_be_advised;
 use super::steps::{CallWait, Step};
 use crate::space::AddressSpace;
@@ -86,7 +87,8 @@ impl<'m, P: Platform> Removal<'m, P> {
         Self { parts: Some(Parts::of(range)), hole: None }
     }
 
-    /// Punches holes until all are punched, or until the pager stores pages of the next one.
+    /// Punches holes until all are punched, or until the pager stores pages of the next one, or
+    /// another thread has the mutex when it is needed for the next one.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a locked or an anonymous mapping; [`Error::AccessDenied`] for a
@@ -95,7 +97,7 @@ impl<'m, P: Platform> Removal<'m, P> {
     /// step after an error does anything.
     pub(super) fn step<'s>(
         &mut self,
-        space: &AddressSpace<'m, P>,
+        space: &'s AddressSpace<'m, P>,
     ) -> Result<Step<'s, 'm, P>, Error> {
         let result = self.advance(space);
         if !matches!(result, Ok(Step::Blocked(_))) {
@@ -104,13 +106,23 @@ impl<'m, P: Platform> Removal<'m, P> {
         result
     }
 
-    fn advance<'s>(&mut self, space: &AddressSpace<'m, P>) -> Result<Step<'s, 'm, P>, Error> {
+    fn advance<'s>(&mut self, space: &'s AddressSpace<'m, P>) -> Result<Step<'s, 'm, P>, Error> {
         let Some(parts) = &mut self.parts else { return Ok(Step::Done) };
         loop {
+            if let Some(hole) = &self.hole {
+                let wait = wait_for_object(&hole.object, ObjectLock::Changes, &mut None);
+                if let Some(wait) = wait {
+                    return Ok(Step::Blocked(wait));
+                }
+            }
             if let Some(hole) = &self.hole
                 && let Some(wait) = hole.object.try_punch_hole(hole.offset, hole.length)?
             {
                 return Ok(Step::Blocked(CallWait::for_object(wait)));
+            }
+            self.hole = None;
+            if let Some(wait) = space.wait_for_mutex(&mut None) {
+                return Ok(Step::Blocked(wait));
             }
             self.hole = next_hole(space, parts)?;
             if self.hole.is_none() {

@@ -6,6 +6,7 @@
 use core::fmt;
 use core::sync::atomic::AtomicU32;
 
+use super::lock_wait::LockWait;
 use super::swap_off::SwapInWait;
 use crate::addr::VirtAddr;
 use crate::error::{Failure, FaultError};
@@ -17,10 +18,6 @@ use crate::userfault::{Ending, PolledEvent, PolledMessage, WaitSignals};
 /// The result of a step of a call, such as [`Populate::step`].
 ///
 /// [`Populate::step`]: crate::Populate::step
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a kernel without a heap of its own makes calls, too"
-)]
 #[derive(Debug)]
 pub enum Step<'s, 'm, P: Platform> {
     /// The call is complete.
@@ -58,6 +55,8 @@ enum CallEvent<'s, 'm, P: Platform> {
     Message(PolledMessage<'m, P>),
     /// As above, for an event whose message belongs to the call.
     Event(PolledEvent<'m, P>),
+    /// The wait for a lock, before the step.
+    Lock(LockWait<'s, 'm, P>),
 }
 
 /// The progress of a wait ([`CallWait::poll`]).
@@ -74,7 +73,7 @@ pub enum CallPoll<'w, 'm, P: Platform> {
 /// The end of a wait, for the next step of the call: either the page that was read, which stays in
 /// memory until that step has used it, or the error. The end of a write, of a wait for a free
 /// request of a swap device, or of a wait for the reader of a message carries no further
-/// information.
+/// information. The end of a wait for a lock is the end of the wait before it.
 #[must_use = "the call would not know how the wait has ended"]
 pub struct CallReady<'m, P: Platform>(pub(in crate::space) CallEnd<'m, P>);
 
@@ -84,8 +83,8 @@ pub(in crate::space) enum CallEnd<'m, P: Platform> {
     Fault(VirtAddr, Result<FaultReady<'m, P>, FaultError>),
     /// The end of a wait for a page of an object or in swap.
     Object(PageReady<'m, P>),
-    /// The end of a wait for a request of a swap device.
-    Request,
+    /// The end of a wait that brings nothing: for a request of a swap device, or for a lock.
+    Nothing,
     /// The end of a wait for the reader of a message.
     Message(Ending),
 }
@@ -95,7 +94,7 @@ impl<'m, P: Platform> CallReady<'m, P> {
     pub(super) fn of_object(self) -> Option<PageReady<'m, P>> {
         match self.0 {
             CallEnd::Object(page) => Some(page),
-            CallEnd::Fault(..) | CallEnd::Request | CallEnd::Message(_) => None,
+            CallEnd::Fault(..) | CallEnd::Nothing | CallEnd::Message(_) => None,
         }
     }
 }
@@ -103,6 +102,16 @@ impl<'m, P: Platform> CallReady<'m, P> {
 impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
     pub(in crate::space) fn new(wait: FaultWait<'s, 'm, P>) -> Self {
         Self(CallEvent::Fault(wait))
+    }
+
+    /// The wait, which keeps the page of the wait before it if it is for a lock: otherwise reclaim
+    /// could take the page, and the call would wait for it again.
+    pub(in crate::space) fn keeping(self, last: Option<FaultReady<'m, P>>) -> Self {
+        let mut event = self.0;
+        if let (CallEvent::Fault(wait), Some(last)) = (&mut event, last) {
+            wait.keep(last);
+        }
+        Self(event)
     }
 
     pub(super) fn for_object(wait: ObjectWait<'m, P>) -> Self {
@@ -129,6 +138,11 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
         Self(CallEvent::Event(event))
     }
 
+    /// The wait for a lock.
+    pub(super) fn for_lock(wait: LockWait<'s, 'm, P>) -> Self {
+        Self(CallEvent::Lock(wait))
+    }
+
     /// Waits, and performs the work that the call cannot perform without waiting, as
     /// [`FaultWait::wait`].
     ///
@@ -140,13 +154,14 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
             CallEvent::SwapIn(wait) => CallEnd::Object(wait.wait()),
             CallEvent::Request(wait) => {
                 wait.wait_for_request();
-                CallEnd::Request
+                CallEnd::Nothing
             }
             CallEvent::Message(message) => {
                 // As in a blocking call, a fatal signal ends only the wait.
                 CallEnd::Message(message.wait(WaitSignals::FatalSignal))
             }
             CallEvent::Event(event) => CallEnd::Message(event.wait()),
+            CallEvent::Lock(wait) => wait.wait(),
         })
     }
 
@@ -172,10 +187,11 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
                 Ok(Polled::Pending(parked)) => CallPoll::Pending(parked),
                 Ok(Polled::NeedsThread) => CallPoll::NeedsThread,
                 // The wait has no error.
-                Ok(Polled::Ready(_)) | Err(_) => CallPoll::Ready(CallReady(CallEnd::Request)),
+                Ok(Polled::Ready(_)) | Err(_) => CallPoll::Ready(CallReady(CallEnd::Nothing)),
             },
             CallEvent::Message(message) => poll_message(message.ending(), message.parked()),
             CallEvent::Event(event) => poll_message(event.ending(), event.parked()),
+            CallEvent::Lock(wait) => wait.poll(),
         }
     }
 
@@ -188,7 +204,7 @@ impl<'s, 'm, P: Platform> CallWait<'s, 'm, P> {
             CallEvent::Fault(wait) => wait.is_for_storage(),
             CallEvent::Object(wait) => wait.is_for_storage(),
             CallEvent::SwapIn(_) | CallEvent::Request(_) => true,
-            CallEvent::Message(_) | CallEvent::Event(_) => false,
+            CallEvent::Message(_) | CallEvent::Event(_) | CallEvent::Lock(_) => false,
         }
     }
 }
@@ -227,7 +243,7 @@ impl<P: Platform> fmt::Debug for CallReady<'_, P> {
             CallEnd::Object(result) => {
                 debug.field("error", &result.as_ref().err());
             }
-            CallEnd::Request | CallEnd::Message(_) => {}
+            CallEnd::Nothing | CallEnd::Message(_) => {}
         }
         debug.finish_non_exhaustive()
     }

@@ -57,7 +57,8 @@ impl PendingSwapIn {
     /// same at each step, and `ready` is the end of the wait that the last step returned. Without
     /// `ready`, the page is treated as if no wait had taken place. After the end, does nothing.
     ///
-    /// Sleeps for locks, and reclaims if memory is short, but waits for no device. Complexity: as
+    /// Stops for the mutex of the address space before the first page, and sleeps for other locks.
+    /// Reclaims if memory is short, but waits for no device. Complexity: as
     /// [`AddressSpace::swap_in_area`] of the pages that the step swaps in, plus one look at the
     /// entries from the last page to the next one in the area.
     ///
@@ -68,6 +69,12 @@ impl PendingSwapIn {
         space: &'s AddressSpace<'m, P>,
         ready: Option<CallReady<'m, P>>,
     ) -> Result<Step<'s, 'm, P>, Error> {
+        let mut ready = ready;
+        if self.at.is_some()
+            && let Some(wait) = space.wait_for_mutex(&mut ready)
+        {
+            return Ok(Step::Blocked(wait));
+        }
         let Some(mut at) = self.at.take() else { return Ok(Step::Done) };
         // The folio that was waited for is kept until the end of this step.
         let _kept = match ready.and_then(CallReady::of_object) {

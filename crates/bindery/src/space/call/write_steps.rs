@@ -5,9 +5,10 @@
 use core::ptr::NonNull;
 
 use crate::error::Error;
-use crate::object::{Object, WriteSteps};
+use crate::object::{Object, ObjectLock, WriteSteps};
 use crate::platform::Platform;
 
+use super::lock_wait::wait_for_object;
 #[cfg(doc)]
 use super::read_steps::PendingRead;
 use super::steps::{CallReady, CallWait, Step};
@@ -16,8 +17,8 @@ use super::steps::{CallReady, CallWait, Step};
 /// there. No byte is written twice, and the pager is asked once per page.
 ///
 /// The write stops only before its first byte: for the pager's content of the first and the last
-/// page, for pages that are being stored, for pages in swap, and for room below a dirty limit,
-/// which only a thread can make. After that, one step writes all bytes, and other writers see
+/// page, for pages that are being stored, for pages in swap, for room below a dirty limit, and for
+/// another call that changes the object. After that, one step writes all bytes, and other writers see
 /// either the whole write or none of it. (The exceptions are those of [`Object::write_with`].)
 /// Between two steps, other threads may change the object: another write or a truncation has the
 /// same effect as before the whole call. A write beyond an end that a truncation has moved
@@ -74,7 +75,8 @@ impl<'m, P: Platform> PendingWrite<'m, P> {
     /// Writes the rest of `from`, the same `length` bytes in each step, unless the write has to
     /// wait first. `ready` is as in [`PendingRead::step`]. After the end, does nothing.
     ///
-    /// Sleeps for locks, and reclaims if memory is short. Waits for the pager in
+    /// Stops while another call changes the object, before the first byte, and sleeps for other
+    /// locks. Reclaims if memory is short. Waits for the pager in
     /// [`crate::Pager::resize`] if the object grows, and for a swap device only if reclaim has
     /// evicted a page that was in memory, or was waited for, before. Complexity: as
     /// [`Object::write`]; for shared memory with pages in swap, also linear in the number of runs
@@ -110,6 +112,12 @@ impl<'m, P: Platform> PendingWrite<'m, P> {
         ready: Option<CallReady<'m, P>>,
         mut copy: impl FnMut(usize, NonNull<u8>, usize) -> usize,
     ) -> Result<Step<'m, 'm, P>, Error> {
+        let mut ready = ready;
+        if let Some(object) = self.0.rest()
+            && let Some(wait) = wait_for_object(object, ObjectLock::Changes, &mut ready)
+        {
+            return Ok(Step::Blocked(wait));
+        }
         let wait = self.0.write(ready.and_then(CallReady::of_object), &mut copy)?;
         Ok(wait.map_or(Step::Done, |wait| Step::Blocked(CallWait::for_object(wait))))
     }

@@ -23,7 +23,6 @@ use crate::folio::FolioRef;
 use crate::object::{Object, ParkedOn, Polled, PolledWait, Wait};
 use crate::platform::Platform;
 use crate::space::AddressSpace;
-use crate::space::stack_growth::{grow_down_to, prepare_group};
 use crate::space::userfault::{PolledHandler, awaits_handler};
 use crate::vma::MappingFlags;
 
@@ -66,8 +65,8 @@ enum Event<'m, P: Platform> {
     Storage(PolledWait<'m, P>),
     /// The handler of a userfaultfd has answered.
     Handler(PolledHandler<'m, P>),
-    /// A lock is free.
-    Lock(LockEvent<'m, P>),
+    /// A lock is free. The page of the wait before this one is kept.
+    Lock(LockEvent<'m, P>, Option<FolioRef<'m, P>>),
     /// A thread has freed memory, or does the rest of the wait.
     Thread,
 }
@@ -83,8 +82,9 @@ pub enum FaultPoll<'w, 'm, P: Platform> {
     /// Only a thread that may sleep can continue, by [`FaultWait::wait`]:
     /// - Memory is short, so reclaim has to run.
     /// - The device has failed, or reclaim has taken the page again.
-    /// - [`crate::Pager::prepare_write`], which may sleep, has to be called, or dirty pages have to
-    ///   be stored for [`crate::DirtyLimit`].
+    /// - The pager has to sleep before the pages become writable ([`crate::Pager::prepare_write`]).
+    /// - At a [`crate::DirtyLimit`], pages of other files than the one that is written have to be
+    ///   stored, or no record is free for a store.
     /// - Another thread has the mutex of the address space, and the mutex has no word for tasks
     ///   ([`RawLock::parked_on`](crate::sync::RawLock::parked_on)).
     /// - With the mutex held, the poll finds a further lock taken: that of a family of anon groups,
@@ -142,43 +142,50 @@ impl<'m, P: Platform> AddressSpace<'m, P> {
     ) -> Result<TriedFault<'_, 'm, P>, FaultError> {
         let page = addr.align_down(PAGE_SIZE);
         let request = FaultRequest { addr, page, access, rights, origin: Origin::Program };
-        try_request(self, request, attempt)
+        try_request(self, request, Tries::Last)
     }
 }
 
-/// A step of a call that stops where it would wait for a device, a pager or a handler. The step
-/// resolves the fault of an access by the kernel, and sleeps only for locks.
+/// A step of a call that stops where it would wait. The step resolves the fault of an access by the
+/// kernel. It does what [`FaultWait::poll`] does for a lock that is free again, so it stops for a
+/// lock only while another thread has the lock.
 pub(in crate::space) fn step_fault<'s, 'm, P: Platform>(
     space: &'s AddressSpace<'m, P>,
     addr: VirtAddr,
     access: Access,
 ) -> Result<TriedFault<'s, 'm, P>, FaultError> {
     let (page, rights) = (addr.align_down(PAGE_SIZE), KeyRights::ALL);
-    let request = FaultRequest { addr, page, access, rights, origin: Origin::Kernel };
-    try_request(space, request, attempt_with_sleep)
+    loop {
+        let request = FaultRequest { addr, page, access, rights, origin: Origin::Kernel };
+        match try_request(space, request, Tries::First)? {
+            TriedFault::Blocked(mut wait) if matches!(wait.event, Event::Lock(..)) => {
+                if !matches!(wait.poll()?, FaultPoll::Ready(_)) {
+                    return Ok(TriedFault::Blocked(wait));
+                }
+            }
+            tried @ (TriedFault::Resolved(_) | TriedFault::Blocked(_)) => return Ok(tried),
+        }
+    }
 }
 
 #[inline(always)]
 fn try_request<'s, 'm, P: Platform>(
     space: &'s AddressSpace<'m, P>,
     request: FaultRequest,
-    attempt: impl FnOnce(
-        &AddressSpace<'m, P>,
-        &FaultRequest,
-    ) -> Result<FaultAttempt<'m, P>, Failure<FaultError>>,
+    tries: Tries,
 ) -> Result<TriedFault<'s, 'm, P>, FaultError> {
     if request.addr >= space.limit() {
         return Err(FaultError::NotMapped);
     }
     let (mut object, mut is_for_storage) = (None, false);
-    let event = match attempt(space, &request) {
+    let event = match attempt(space, &request, tries) {
         Ok(FaultAttempt::Done(resolved)) => return Ok(TriedFault::Resolved(resolved)),
         Ok(FaultAttempt::Event(of, wait)) => {
             (object, is_for_storage) = (of, wait.is_major());
             Event::Storage(PolledWait::new(space.page_table.memory, wait))
         }
         Ok(FaultAttempt::Handler) => Event::Handler(PolledHandler::new(space.platform())),
-        Ok(FaultAttempt::Locked(lock)) => Event::Lock(lock),
+        Ok(FaultAttempt::Locked(lock)) => Event::Lock(lock, None),
         Err(Failure::NoMemory) => Event::Thread,
         Err(Failure::Refused(error)) => return Err(error),
     };
@@ -197,56 +204,19 @@ enum FaultAttempt<'m, P: Platform> {
     Locked(LockEvent<'m, P>),
 }
 
-/// One attempt, which acquires locks only if they are free.
+/// One attempt, which acquires locks only if they are free. [`Tries::First`]: sleeps while memory is
+/// collected for a large folio.
+#[inline(always)]
 fn attempt<'m, P: Platform>(
     space: &AddressSpace<'m, P>,
     request: &FaultRequest,
+    tries: Tries,
 ) -> Result<FaultAttempt<'m, P>, Failure<FaultError>> {
     let &FaultRequest { page, access, .. } = request;
+    let mut tries = tries;
     loop {
         let Some(locked) = space.vmas.try_read(space.platform(), page) else {
             return Ok(FaultAttempt::Locked(LockEvent::Vma));
-        };
-        let flags = locked.vma().flags();
-        check_access::<P::Arch>(request, flags)?;
-        if flags.intersects(MappingFlags::USERFAULT) && awaits_handler(space, &locked, request)? {
-            return Ok(FaultAttempt::Handler);
-        }
-        // The attempt does not wait for memory to be collected for a large folio.
-        let fault = Fault::new(space, locked.vma(), page, access);
-        let makes_private = access == Access::Write && !flags.contains(MappingFlags::SHARED);
-        if makes_private && fault.vma.group_pointer().is_none() {
-            if flags.contains(MappingFlags::MAYBE_GUARDS) && fault.is_guarded() {
-                return Err(FaultError::NotMapped.into());
-            }
-            return Ok(FaultAttempt::Locked(LockEvent::Group));
-        }
-        match fault.try_resolve()? {
-            Some(Next::Done(resolved)) => return Ok(FaultAttempt::Done(resolved)),
-            Some(Next::Again) => {}
-            Some(Next::Wait(wait)) => {
-                return Ok(FaultAttempt::Event(space.object_of(locked.vma()), wait));
-            }
-            None => {
-                let object = space.object_of(locked.vma());
-                return Ok(FaultAttempt::Locked(object.map_or(LockEvent::Vma, LockEvent::Pages)));
-            }
-        }
-    }
-}
-
-/// One attempt, which may sleep for locks. Its result is that of a blocking fault, except that it
-/// returns where that fault would wait.
-fn attempt_with_sleep<'m, P: Platform>(
-    space: &AddressSpace<'m, P>,
-    request: &FaultRequest,
-) -> Result<FaultAttempt<'m, P>, Failure<FaultError>> {
-    let &FaultRequest { page, access, .. } = request;
-    let mut tries = Tries::First;
-    loop {
-        let Some(locked) = space.lock_vma(page) else {
-            grow_down_to(space, page)?;
-            continue;
         };
         let flags = locked.vma().flags();
         check_access::<P::Arch>(request, flags)?;
@@ -259,21 +229,23 @@ fn attempt_with_sleep<'m, P: Platform>(
             if flags.contains(MappingFlags::MAYBE_GUARDS) && fault.is_guarded() {
                 return Err(FaultError::NotMapped.into());
             }
-            drop(locked);
-            prepare_group(space, page)?;
-            continue;
+            return Ok(FaultAttempt::Locked(LockEvent::Group));
         }
-        match fault.resolve()? {
-            Next::Done(resolved) => return Ok(FaultAttempt::Done(resolved)),
-            Next::Again => {}
-            Next::Wait(Wait::Memory) => {
+        match fault.try_resolve()? {
+            Some(Next::Done(resolved)) => return Ok(FaultAttempt::Done(resolved)),
+            Some(Next::Again) => {}
+            Some(Next::Wait(Wait::Memory)) if tries == Tries::First => {
                 // No device is reading or writing the folio.
                 drop(locked);
                 space.page_table.memory.collect();
                 tries = Tries::Last;
             }
-            Next::Wait(wait) => {
+            Some(Next::Wait(wait)) => {
                 return Ok(FaultAttempt::Event(space.object_of(locked.vma()), wait));
+            }
+            None => {
+                let object = space.object_of(locked.vma());
+                return Ok(FaultAttempt::Locked(object.map_or(LockEvent::Vma, LockEvent::Pages)));
             }
         }
     }
@@ -283,6 +255,13 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
     /// The page of the fault.
     pub(in crate::space) fn page(&self) -> VirtAddr {
         self.request.page
+    }
+
+    /// Keeps the page of the wait before this one, if this one is for a lock.
+    pub(in crate::space) fn keep(&mut self, ready: FaultReady<'m, P>) {
+        if let Event::Lock(_, kept) = &mut self.event {
+            *kept = ready._kept;
+        }
     }
 
     /// Waits, and performs the work that the fault cannot perform without waiting: it has the pager
@@ -304,7 +283,7 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
                 }
                 None
             }
-            Event::Lock(_) | Event::Thread => None,
+            Event::Lock(..) | Event::Thread => None,
         };
         let Some(event) = event else { return self.fault() };
         let memory = self.space.page_table.memory;
@@ -366,7 +345,12 @@ impl<'m, P: Platform> FaultWait<'_, 'm, P> {
             Event::Handler(polled) => {
                 Ok(polled.poll(self.space, &self.request, &mut self.vma_lock))
             }
-            Event::Lock(lock) => lock.poll(self.space, &self.request, &mut self.vma_lock),
+            Event::Lock(lock, kept) => {
+                match lock.poll(self.space, &self.request, &mut self.vma_lock) {
+                    Ok(Polled::Ready(_)) => Ok(Polled::Ready(kept.take())),
+                    other => other,
+                }
+            }
             Event::Thread => return Ok(FaultPoll::NeedsThread),
         };
         match polled {
@@ -406,7 +390,7 @@ impl<P: Platform> fmt::Debug for FaultWait<'_, '_, P> {
         match &self.event {
             Event::Storage(polled) => debug.field("event", polled),
             Event::Handler(polled) => debug.field("event", polled),
-            Event::Lock(lock) => debug.field("event", lock),
+            Event::Lock(lock, _) => debug.field("event", lock),
             Event::Thread => &mut debug,
         };
         debug.finish_non_exhaustive()
