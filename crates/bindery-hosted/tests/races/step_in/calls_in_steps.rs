@@ -45,12 +45,21 @@ fn finish<'s, 'm: 's, A: Walk, E>(
 ) -> bool {
     let mut ready = None;
     loop {
-        match step(ready.take()) {
+        match stops::in_step(|| step(ready.take())) {
             Ok(Step::Done) => return true,
             Ok(Step::Blocked(event)) => ready = Some(wait(memory, event)),
             Err(_) => return false,
         }
     }
+}
+
+/// The first half of a call, when the mutex was free.
+fn begin<'m, A: Walk, R>(space: &Space<'m, A>, work: impl FnOnce(&Space<'m, A>) -> R) -> R {
+    let mut ready = None;
+    while let Some(event) = space.wait_for_mutex(&mut ready) {
+        ready = Some(wait(space.memory(), event));
+    }
+    stops::in_step(|| work(space))
 }
 
 /// The second half of a call that has made its change.
@@ -65,13 +74,14 @@ fn finish_change<A: Walk, E>(
 }
 
 fn advise<A: Walk>(space: &Space<'_, A>, at: u64, length: u64, advice: Advice) -> bool {
-    let call = space.begin_madvise(VirtAddr(at), length, advice, KeyRights::ALL);
+    let at = VirtAddr(at);
+    let call = begin(space, |space| space.begin_madvise(at, length, advice, KeyRights::ALL));
     call.is_ok_and(|mut call| finish(space.memory(), |ready| call.step(space, ready)))
 }
 
 fn protect<A: Walk>(space: &Space<'_, A>, at: u64, protection: Protection) -> bool {
     let from = ProtectFrom::Address(VirtAddr(at));
-    let mut call = space.begin_mprotect(from, LENGTH, protection, None);
+    let mut call = begin(space, |space| space.begin_mprotect(from, LENGTH, protection, None));
     finish(space.memory(), |ready| call.step(space, ready))
 }
 
@@ -82,7 +92,7 @@ pub fn calls_in_steps<A: Walk>() -> Vec<Operation<A>> {
 fn mappings<A: Walk>() -> Vec<Operation<A>> {
     vec![
         Operation::new("fork, in steps", |w| {
-            let (child, mut events) = w.space.begin_fork();
+            let (child, mut events) = begin(&w.space, |space| space.begin_fork());
             let Ok(child) = child else { return false };
             let told = finish(w.space.memory(), |ready| Ok::<_, ()>(events.step(ready)));
             w.children.lock().unwrap().push(child);
@@ -92,18 +102,20 @@ fn mappings<A: Walk>() -> Vec<Operation<A>> {
         .revokes(Which::Space, PRIVATE, LENGTH, Denied::Stores),
         Operation::new("move file, in steps", |w| {
             let to = Remap::To(VirtAddr(ELSEWHERE + PAGE_SIZE));
-            let (moved, events) = w.space.begin_mremap(VirtAddr(FILE), LENGTH, LENGTH, to);
+            let (moved, events) =
+                begin(&w.space, |space| space.begin_mremap(VirtAddr(FILE), LENGTH, LENGTH, to));
             finish_change(&w.space, (moved.map(|(_, populate)| populate), events))
         })
         .moves(FILE, LENGTH, ELSEWHERE + PAGE_SIZE),
         Operation::new("munmap part, in steps", |w| {
-            let (done, events) = w.space.begin_munmap(VirtAddr(FILE + PAGE_SIZE), 3 * MIB);
+            let (done, events) =
+                begin(&w.space, |space| space.begin_munmap(VirtAddr(FILE + PAGE_SIZE), 3 * MIB));
             finish_change(&w.space, (done.map(|()| Populate::default()), events))
         })
         .revokes(Which::Space, FILE + PAGE_SIZE, 3 * MIB, Denied::Everything)
         .holds_until(&["map over"]),
         Operation::new("map over, in steps", |w| {
-            let (mapped, events) = w.space.begin_mmap(&fixed(PART, 2 * MIB));
+            let (mapped, events) = begin(&w.space, |space| space.begin_mmap(&fixed(PART, 2 * MIB)));
             finish_change(&w.space, (mapped.map(|(_, populate)| populate), events))
         })
         .revokes(Which::Space, PART, 2 * MIB, Denied::Everything)
@@ -113,7 +125,8 @@ fn mappings<A: Walk>() -> Vec<Operation<A>> {
             .holds_until(CHANGES_PROTECTION),
         Operation::new("mlock, in steps", |w| {
             let at = VirtAddr(ANON + 560 * PAGE_SIZE);
-            let call = w.space.begin_mlock(at, 32 * PAGE_SIZE, LockPages::Now);
+            let length = 32 * PAGE_SIZE;
+            let call = begin(&w.space, |space| space.begin_mlock(at, length, LockPages::Now));
             call.is_ok_and(|mut call| finish(w.space.memory(), |ready| call.step(&w.space, ready)))
         }),
     ]

@@ -111,7 +111,11 @@ unsafe impl<const MUTEX: bool> RawLock for SteppedLock<MUTEX> {
             stops::takes_spin_lock(ptr::from_ref(self).addr());
         }
         self.0.try_lock().unwrap_or_else(|| {
-            stops::blocks();
+            if MUTEX {
+                stops::blocks_at_mutex();
+            } else {
+                stops::blocks();
+            }
             self.0.lock()
         })
     }

@@ -106,6 +106,7 @@ struct Here {
 thread_local! {
     static HERE: RefCell<Option<Here>> = const { RefCell::new(None) };
     static AWAKE: Cell<bool> = const { Cell::new(false) };
+    static IN_STEP: Cell<bool> = const { Cell::new(false) };
     /// The spin locks that this thread has acquired, if they are being recorded.
     static NOTED: RefCell<Option<Vec<usize>>> = const { RefCell::new(None) };
 }
@@ -241,6 +242,20 @@ pub fn awake<R>(call: impl FnOnce() -> R) -> R {
     call()
 }
 
+/// Runs a step of a call, which looks at the mutex before it takes it. Panics if it sleeps for a
+/// mutex of the held call.
+pub fn in_step<R>(step: impl FnOnce() -> R) -> R {
+    struct Ends;
+    impl Drop for Ends {
+        fn drop(&mut self) {
+            IN_STEP.set(false);
+        }
+    }
+    IN_STEP.set(true);
+    let _ends = Ends;
+    step()
+}
+
 /// The calling thread might sleep.
 pub fn might_sleep() {
     assert!(!AWAKE.get(), "a call that must not sleep might");
@@ -346,6 +361,18 @@ pub fn blocks() {
     if let Some((stops, role)) = playing() {
         stops.waits(role);
     }
+}
+
+/// The calling thread found a mutex held.
+pub fn blocks_at_mutex() {
+    let is_held = |stops: &Stops| {
+        let actors = stops.actors.lock().unwrap_or_else(PoisonError::into_inner);
+        actors[Role::Held as usize].phase == Phase::Held
+    };
+    let sleeps = IN_STEP.get()
+        && playing().is_some_and(|(stops, role)| role == Role::Meanwhile && is_held(&stops));
+    assert!(!sleeps, "a step sleeps for a mutex that was taken before it");
+    blocks();
 }
 
 /// The calling thread is about to wait for a grace period.
