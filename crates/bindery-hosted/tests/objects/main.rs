@@ -46,6 +46,7 @@ mod reclaim_stores;
 mod refusing_pager;
 mod reserving_pager;
 mod rmap_walks;
+mod settled_reads;
 mod step_locks;
 mod try_fault;
 mod watermarks;

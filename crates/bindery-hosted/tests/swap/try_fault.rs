@@ -219,6 +219,32 @@ fn a_task_waits_for_a_threads_folio() {
     });
 }
 
+#[test]
+fn a_poll_keeps_a_locked_folio() {
+    with_pages(Sharing::Private, |swapping, device| {
+        let (space, memory) = (swapping.space, swapping.memory);
+        let child = space.fork().unwrap();
+        swapping.served(device, || space.fault(VirtAddr(AT), Access::Read).unwrap());
+        let unlock = lock_folio(space, VirtAddr(AT));
+        let mut wait = blocked(&child, Access::Read);
+        let Ok(FaultPoll::Pending(on)) = wait.poll() else { panic!("a thread has the lock") };
+        // Without the reference of the wait, nothing would keep the folio for its waker.
+        for space in [space, &child] {
+            space.munmap(VirtAddr(AT), PAGES * 4096).unwrap();
+        }
+        unlock();
+        assert!(on.has_changed());
+        let free = || {
+            memory.trim();
+            memory.free_frame_count()
+        };
+        let before = free();
+        drop(wait);
+        assert!(free() > before, "the wait has had the only reference");
+        audit(swapping.machine, memory, &[space, &child]);
+    });
+}
+
 /// More polls than the device's request limit: the excess polls wait for a free request or defer to
 /// a thread.
 #[test]

@@ -290,3 +290,37 @@ impl<P: Platform> Object<'_, P> {
         state.pages.try_change(self.memory, pages, reads, locked).map_err(Wait::Pager)?
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(unsafe_code, reason = "the memory of a machine")]
+
+    use super::*;
+    use crate::addr::{PAGE_SIZE, VirtAddr};
+    use crate::frame::tests::Machine;
+    use crate::object::PolledWait;
+    use crate::{Access, AddressSpace, Inspection, MapRequest, Place, Protection, SpaceOptions};
+
+    #[test]
+    fn a_dropped_wait_for_a_folio_frees_it() {
+        let machine = Machine::new(0x100, 1 << 10);
+        let whole = machine.whole();
+        // SAFETY: the machine has no other user.
+        let memory = unsafe { Memory::new(machine, &[whole]) }.unwrap();
+        let space = AddressSpace::new(&memory, SpaceOptions::default()).unwrap();
+        let at = VirtAddr(1 << 30);
+        let protection = Protection::READ | Protection::WRITE;
+        let place = Place::Fixed(at);
+        let request = MapRequest { length: PAGE_SIZE, protection, place, ..MapRequest::default() };
+        space.mmap(&request).unwrap();
+        space.fault(at, Access::Write).unwrap();
+        let Inspection::Page { frame, .. } = space.inspect(at) else { panic!("nothing is mapped") };
+        let held = memory.frames.try_hold(frame).unwrap();
+        let wait = PolledWait::new(&memory, Wait::Folio(held.into_held()));
+        space.munmap(at, PAGE_SIZE).unwrap();
+        let is_held = || memory.frames.try_hold(frame).is_some();
+        assert!(is_held(), "the wait has a reference");
+        drop(wait);
+        assert!(!is_held(), "the reference is gone with the wait");
+    }
+}
