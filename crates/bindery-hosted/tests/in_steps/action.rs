@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use super::handlers::Service;
 use super::model::{CELL, CELLS, Kind, MOST_PAGES};
 
 /// The pages of the arena that calls use: small mappings, and both ends of a 2 MiB range.
@@ -144,6 +145,17 @@ pub enum Step {
     Reclaim(u64, u64),
     Fork(u8, u64),
     Exit(u8, u64),
+    /// A signal that is not fatal, as [`Step::Kill`].
+    Signal(u8),
+    /// A userfaultfd serves memory of a process from now on, or no longer.
+    Register(u8, Span),
+    Unregister(u8, Span),
+    /// A handler answers a fault.
+    Handle(u64),
+    /// A handler serves a page, asked or not.
+    FillEarly(u8, u64, Service),
+    /// The userfaultfd of a process is closed, or its handler dies.
+    CloseHandler(u8, bool),
 }
 
 fn page() -> impl Strategy<Value = u64> {
@@ -234,6 +246,14 @@ fn what() -> impl Strategy<Value = What> {
     ]
 }
 
+fn small_span() -> impl Strategy<Value = Span> {
+    (0..SMALL, 1..=12_u64).prop_map(|(first, pages)| Span::of(first, pages.min(SMALL - first)))
+}
+
+fn service() -> impl Strategy<Value = Service> {
+    prop_oneof![(0..63_u8).prop_map(Service::Copy), Just(Service::Zero), Just(Service::Wake)]
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let way = prop_oneof![
         8 => Just(Way::Poll), 2 => Just(Way::Thread), 1 => Just(Way::Early), 1 => Just(Way::Mixed),
@@ -248,6 +268,12 @@ fn step() -> impl Strategy<Value = Step> {
         10 => any::<u64>().prop_map(Step::Answer),
         4 => Just(Step::Serve),
         2 => (0..6_u8).prop_map(Step::Kill),
+        2 => (0..6_u8).prop_map(Step::Signal),
+        3 => (any::<u8>(), small_span()).prop_map(|(by, s)| Step::Register(by, s)),
+        1 => (any::<u8>(), small_span()).prop_map(|(by, s)| Step::Unregister(by, s)),
+        6 => any::<u64>().prop_map(Step::Handle),
+        3 => (any::<u8>(), 0..SMALL, service()).prop_map(|(by, p, s)| Step::FillEarly(by, p, s)),
+        1 => (any::<u8>(), any::<bool>()).prop_map(|(by, d)| Step::CloseHandler(by, d)),
         1 => prop::bool::weighted(0.8).prop_flat_map(|r| (Just(r), prop::bool::weighted(0.8)))
             .prop_map(|(r, w)| Step::Keep(r, w)),
         4 => (any::<u8>(), page(), 0..CELLS, 0..63_u8)

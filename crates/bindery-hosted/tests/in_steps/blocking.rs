@@ -12,10 +12,10 @@ use super::world::{AT, World, address};
 
 impl World<'_, '_> {
     /// Runs a call that may sleep, and that a signal may end.
-    fn blocking<R>(&self, work: impl FnOnce() -> R) -> R {
-        self.send_signal();
-        let result = self.server.with(work);
-        if self.take_back_signal() {
+    fn blocking<R>(&self, what: What, work: impl FnOnce() -> R) -> R {
+        self.send_signals();
+        let result = self.with(work);
+        if self.take_back_signals(what) {
             self.killed.set(self.killed.get() + 1);
         }
         result
@@ -34,7 +34,8 @@ impl World<'_, '_> {
         match what {
             What::Load(cells) => {
                 let mut into = vec![0; length(cells)];
-                let read = self.blocking(|| space.read_user(at(cells), &mut into));
+                let read = self.blocking(what, || space.read_user(at(cells), &mut into));
+                self.apply_fillings();
                 self.observe();
                 match read {
                     Ok(()) => self.check_load(by, cells, &into, 0..cells.count),
@@ -46,7 +47,8 @@ impl World<'_, '_> {
             }
             What::Fill(cells, value) => {
                 let from = bytes(cells, value);
-                let written = self.blocking(|| space.write_user(at(cells), &from));
+                let written = self.blocking(what, || space.write_user(at(cells), &from));
+                self.apply_fillings();
                 let most = self.accessible(by, cells, true);
                 let (has_failed, is_done) = (self.failures() > failed, written.is_ok());
                 assert!(is_done || most < cells.count || has_failed, "a copy fails: {written:?}");
@@ -64,13 +66,14 @@ impl World<'_, '_> {
                 let other = self.space(self.other(copied));
                 let (here, there) = (at(copied.here), VirtAddr(AT + copied.there * CELL));
                 let bytes = copied.here.count * CELL;
-                let result = self.blocking(|| {
+                let result = self.blocking(what, || {
                     if copied.is_from_other {
                         space.copy_from(here, other, there, bytes)
                     } else {
                         space.copy_to(here, other, there, bytes)
                     }
                 });
+                self.apply_fillings();
                 let done = result.map_or_else(|error| error.copied, |()| bytes) / CELL;
                 self.copied(by, copied, 0..done, true);
                 self.observe();
@@ -78,16 +81,19 @@ impl World<'_, '_> {
                 assert!(!is_reached || self.failures() > failed, "a copy fails: {result:?}");
             }
             What::SwapIn => {
-                let back = self.blocking(|| space.swap_in_area(&self.area));
+                let back = self.blocking(what, || space.swap_in_area(&self.area));
+                self.apply_fillings();
                 assert!(back.is_ok() || self.failures() > failed, "a swap-in fails: {back:?}");
             }
             What::SwapInObjects => {
-                let back = self.blocking(|| self.memory.swap_in_objects(&self.area));
+                let back = self.blocking(what, || self.memory.swap_in_objects(&self.area));
+                self.apply_fillings();
                 assert!(back.is_ok() || self.failures() > failed, "a swap-in fails: {back:?}");
             }
             What::Touch(page, writes) => {
                 let access = if writes { Access::Write } else { Access::Read };
-                let resolved = self.blocking(|| space.fault(address(page), access));
+                let resolved = self.blocking(what, || space.fault(address(page), access));
+                self.apply_fillings();
                 self.observe();
                 let is_right = self.model.find(by, page, writes).is_some() == resolved.is_ok();
                 let has_failed = resolved.is_err() && self.failures() > failed;
@@ -96,7 +102,8 @@ impl World<'_, '_> {
             What::Read(object, cells) => {
                 let mut into = vec![0; length(cells)];
                 let object_read = &self.objects[object];
-                let read = self.blocking(|| object_read.read(cells.first * CELL, &mut into));
+                let read = self.blocking(what, || object_read.read(cells.first * CELL, &mut into));
+                self.apply_fillings();
                 let has_failed = self.failures() > failed;
                 let done = read.map_or(0, |bytes| bytes as u64 / CELL);
                 self.check_read(object, cells, &into, 0..done);
@@ -107,7 +114,9 @@ impl World<'_, '_> {
             What::Write(object, cells, value, _) => {
                 let from = bytes(cells, value);
                 let object_written = &self.objects[object];
-                let written = self.blocking(|| object_written.write(cells.first * CELL, &from));
+                let written =
+                    self.blocking(what, || object_written.write(cells.first * CELL, &from));
+                self.apply_fillings();
                 self.observe();
                 let done = written.map_or(0, |bytes| bytes as u64 / CELL);
                 self.write(object, cells.first, value, 0..done);
@@ -115,8 +124,10 @@ impl World<'_, '_> {
                 assert!(is_whole || self.failures() > failed, "a write: {written:?}");
             }
             What::Sync(object, cells) => {
-                let synced = self
-                    .blocking(|| self.objects[object].sync(cells.first * CELL, cells.count * CELL));
+                let synced = self.blocking(what, || {
+                    self.objects[object].sync(cells.first * CELL, cells.count * CELL)
+                });
+                self.apply_fillings();
                 let has_failed = self.failures() > failed;
                 assert!(synced.is_ok() || has_failed, "a sync fails: {synced:?}");
                 if synced.is_ok() && !has_failed {
@@ -130,7 +141,8 @@ impl World<'_, '_> {
                     What::Tell(span, at) => Some(self.answers(by, span, at)),
                     _ => None,
                 };
-                let result = self.blocking(|| linux::call(self.caller(by), call, arguments));
+                let result = self.blocking(what, || linux::call(self.caller(by), call, arguments));
+                self.apply_fillings();
                 self.apply(by, what);
                 self.observe();
                 let is_alone = self.failures() == failed;

@@ -166,7 +166,12 @@ impl World<'_, '_> {
                 // All mappings of the range move, and the first page must be in one.
                 let is_first = self.model.spaces[by].contains_key(&span.first);
                 let result = if is_first { address(to).0 as i64 } else { EFAULT };
-                Expected { alone: vec![result], otherwise: vec![ENOMEM] }
+                let mut alone = vec![result];
+                // A mapping that a userfaultfd serves moves only by itself.
+                if span.all().any(|page| self.is_served(by, page)) {
+                    alone.push(EFAULT);
+                }
+                Expected { alone, otherwise: vec![ENOMEM] }
             }
             What::Advise(span, DONT_NEED) => Expected::only(self.unlocked_or(by, span)),
             What::Advise(span, COLD) => {

@@ -165,7 +165,7 @@ impl<'w, 'm> World<'w, 'm> {
             is_disturbed: false,
             is_killed: false,
         };
-        self.send_signal();
+        self.send_signals();
         self.run(flight);
     }
 
@@ -173,7 +173,8 @@ impl<'w, 'm> World<'w, 'm> {
     fn run(&mut self, mut flight: Flight<'w, 'm>) {
         let before = flight.progress();
         let end = self.server.without_sleep(|| self.one_step(&mut flight));
-        flight.is_killed |= self.take_back_signal();
+        flight.is_killed |= self.take_back_signals(flight.what);
+        self.apply_fillings();
         if flight.is_first && matches!(flight.body, Body::Call(..)) {
             self.apply(flight.by, flight.what);
         }
@@ -184,7 +185,7 @@ impl<'w, 'm> World<'w, 'm> {
         if matches!(end, End::Blocked) {
             self.flights.push(flight);
         } else {
-            self.server.with(|| drop(flight));
+            self.with(|| drop(flight));
         }
     }
 
@@ -273,12 +274,12 @@ impl<'w, 'm> World<'w, 'm> {
     pub fn advance(&mut self, which: usize, way: Way) {
         let mut flight = self.flights.swap_remove(which);
         let mut wait = std::mem::replace(&mut flight.wait, Wait::None);
-        self.send_signal();
+        self.send_signals();
         if let Way::Poll | Way::Mixed | Way::Without = way
             && !self.poll(&mut flight, &mut wait, |_| ())
         {
             flight.wait = wait;
-            flight.is_killed |= self.take_back_signal();
+            flight.is_killed |= self.take_back_signals(flight.what);
             self.flights.push(flight);
             return;
         }
@@ -286,12 +287,12 @@ impl<'w, 'm> World<'w, 'm> {
             Way::Poll | Way::Early => {}
             Way::Thread => {
                 let wait = std::mem::replace(&mut wait, Wait::None);
-                self.server.with(|| in_thread(&mut flight, wait));
+                self.with(|| in_thread(&mut flight, wait));
             }
             Way::Mixed => std::mem::swap(&mut self.spare, &mut flight.ready),
             Way::Without => flight.ready = None,
         }
-        self.server.with(|| drop(wait));
+        self.with(|| drop(wait));
         self.run(flight);
     }
 
@@ -333,7 +334,7 @@ impl<'w, 'm> World<'w, 'm> {
         });
         is_over.unwrap_or_else(|| {
             let wait = std::mem::replace(wait, Wait::None);
-            self.server.with(|| in_thread(flight, wait));
+            self.with(|| in_thread(flight, wait));
             true
         })
     }
@@ -344,14 +345,14 @@ impl<'w, 'm> World<'w, 'm> {
         let mut steps = 0;
         if are_dropped {
             let flights = std::mem::take(&mut self.flights);
-            self.server.with(|| drop(flights));
+            self.with(|| drop(flights));
         }
         while let Some(mut flight) = self.flights.pop() {
             let mut wait = std::mem::replace(&mut flight.wait, Wait::None);
             let (by, what) = (flight.by, flight.what);
             let serve = |on: ParkedOn<'_>| {
                 while !on.has_changed() {
-                    assert!(self.server.serve(), "nothing can wake {what:?} of {by}");
+                    assert!(self.serve(), "nothing can wake {what:?} of {by}");
                 }
             };
             let mut polls = 0;
@@ -359,13 +360,14 @@ impl<'w, 'm> World<'w, 'm> {
                 polls += 1;
                 assert!(polls < MOST_POLLS, "{what:?} of {by} never ends");
             }
-            self.server.with(|| drop(wait));
+            self.with(|| drop(wait));
             steps += 1;
             assert!(steps < MOST_POLLS, "{what:?} of {by} takes steps without end");
             self.run(flight);
             self.peek();
         }
-        self.server.with(|| self.spare = None);
+        let spare = self.spare.take();
+        self.with(|| drop(spare));
     }
 
     /// Whether nothing but the call has changed the mappings or objects since its beginning, and no

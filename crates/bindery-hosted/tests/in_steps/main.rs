@@ -8,6 +8,7 @@ mod answers;
 mod blocking;
 mod calls;
 mod flight;
+mod handlers;
 mod model;
 mod properties;
 mod server;

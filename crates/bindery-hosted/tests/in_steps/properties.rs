@@ -66,18 +66,19 @@ fn scenario(order: u8, steps: &[Step]) {
             }
         }
         world.end_calls(steps.len().is_multiple_of(2));
+        world.close_handlers();
         server.be_kind();
         world.audit();
         world.assert_none_waits();
         world.read_all();
         world.audit();
-        server.with(|| drop(ManuallyDrop::into_inner(world)));
+        server.with(|| server.serve(), || drop(ManuallyDrop::into_inner(world)));
     }
-    server.with(|| drop(ManuallyDrop::into_inner(callers)));
+    server.with(|| server.serve(), || drop(ManuallyDrop::into_inner(callers)));
     assert_eq!(machine.parked_threads(), 0);
     let report = audit(&machine, &memory, &[]);
     assert_eq!((report.objects, report.object_pages), (0, 0));
-    server.with(|| memory.swap_off(&area)).expect("slots have leaked");
+    server.with(|| server.serve(), || memory.swap_off(&area)).expect("slots have leaked");
     memory.trim();
     assert_eq!(memory.free_frame_count(), free, "frames have leaked");
     assert_eq!(memory.commitment().committed(), 0);

@@ -70,14 +70,14 @@ impl<'m> Server<'m> {
         *self.numbers.borrow_mut() = Numbers(seed);
     }
 
-    fn below(&self, limit: u64) -> u64 {
+    pub fn below(&self, limit: u64) -> u64 {
         self.numbers.borrow_mut().below(limit)
     }
 
-    /// Runs `work`, whose thread answers in place of its sleeps.
-    pub fn with<R>(&self, work: impl FnOnce() -> R) -> R {
+    /// Runs `work`, whose thread answers by `serve` in place of its sleeps.
+    pub fn with<R>(&self, serve: impl Fn() -> bool, work: impl FnOnce() -> R) -> R {
         let serve = || {
-            assert!(self.serve(), "a call sleeps, and nothing is left that could wake it");
+            assert!(serve(), "a call sleeps, and nothing is left that could wake it");
             true
         };
         served_in_place(&serve, work)

@@ -129,7 +129,7 @@ impl World<'_, '_> {
         // It holds a page.
         self.spare = None;
         while self.server.serve() {}
-        self.server.with(|| {
+        self.with(|| {
             // A read settles the answers, although it may fail, and leaves no read ahead.
             let mut bytes = vec![0; (MOST_PAGES * PAGE) as usize];
             let _ = self.objects[0].read(0, &mut bytes);
@@ -159,7 +159,7 @@ impl World<'_, '_> {
             self.advance(0, Way::Poll);
         }
         let flights = std::mem::take(&mut self.flights);
-        self.server.with(|| drop(flights));
+        self.with(|| drop(flights));
         assert!(self.server.device.waiting() > 0, "nothing is read from the device");
         let before = self.machine.unparks();
         while self.server.serve() {}
@@ -201,7 +201,7 @@ impl World<'_, '_> {
         for by in 0..self.model.spaces.len() {
             let space = self.space(by);
             for number in window() {
-                let read = self.server.with(|| space.read_user(address(number), &mut bytes));
+                let read = self.with(|| space.read_user(address(number), &mut bytes));
                 let expected = self.model.find(by, number, false);
                 assert_eq!(read.is_ok(), expected.is_some(), "page {number} of {by}: {read:?}");
                 for (cell, expected) in expected.into_iter().flatten().enumerate() {
@@ -215,7 +215,7 @@ impl World<'_, '_> {
             let content = &self.model.objects[number];
             assert_eq!(object.size(), content.size * CELL, "the size of object {number}");
             let mut bytes = vec![0; (content.size * CELL) as usize];
-            let read = self.server.with(|| object.read(0, &mut bytes));
+            let read = self.with(|| object.read(0, &mut bytes));
             assert_eq!(read, Ok(bytes.len()));
             for (cell, bytes) in bytes.chunks(CELL as usize).enumerate() {
                 assert_cell(bytes, content.cells[cell], || format!("cell {cell} of {number}"));

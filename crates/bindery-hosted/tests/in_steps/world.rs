@@ -1,6 +1,6 @@
 //! The machine of a sequence, its processes, and the events between their calls.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::ops::Range;
 
 use bindery::addr::VirtAddr;
@@ -9,8 +9,9 @@ use bindery::{AddressSpace, CallReady, FileAccess, Memory, Object, Platform, Swa
 use bindery_hosted::Machine;
 use bindery_linux::{OpenFile, Process};
 
-use super::action::{Copied, HEAP, LARGE, LARGE_PAGES, Step};
+use super::action::{Copied, HEAP, LARGE, LARGE_PAGES, Step, What};
 use super::flight::Flight;
+use super::handlers::{Filling, Handler};
 use super::model::{CELL, CELLS, Heap, Model, Space, filled};
 use super::server::Server;
 use crate::support::{GIB, options};
@@ -63,8 +64,13 @@ pub struct World<'w, 'm> {
     pub flights: Vec<Flight<'w, 'm>>,
     /// The end of a wait that its call did not get.
     pub spare: Option<CallReady<'m, P>>,
-    /// A signal comes during the next call or step, after this many questions for it.
+    /// The userfaultfds, and what they have filled since the model was last told.
+    pub handlers: RefCell<Vec<Handler<'m>>>,
+    pub fillings: RefCell<Vec<Filling>>,
+    /// A fatal signal comes during the next call or step, after this many questions for it.
     pub kill: Cell<Option<u64>>,
+    /// As above, a signal that is not fatal.
+    pub signal: Cell<Option<u64>>,
     /// The blocking calls during which a signal came.
     pub killed: Cell<u64>,
 }
@@ -81,7 +87,9 @@ impl<'w, 'm> World<'w, 'm> {
         objects: [Object<'m, P>; 2],
     ) -> Self {
         let (model, flights) = (Model::new(), Vec::new());
-        let (spare, kill, killed) = (None, Cell::new(None), Cell::new(0));
+        let (spare, killed) = (None, Cell::new(0));
+        let [kill, signal] = [const { Cell::new(None) }; 2];
+        let (handlers, fillings) = Default::default();
         let world = Self {
             machine,
             memory,
@@ -92,7 +100,10 @@ impl<'w, 'm> World<'w, 'm> {
             area,
             flights,
             spare,
+            handlers,
+            fillings,
             kill,
+            signal,
             killed,
         };
         let space = AddressSpace::new(memory, options()).unwrap();
@@ -136,7 +147,7 @@ impl<'w, 'm> World<'w, 'm> {
             Step::Cancel(which) => {
                 if let Some(which) = usize::from(which).checked_rem(self.flights.len()) {
                     let flight = self.flights.swap_remove(which);
-                    self.server.with(|| drop(flight));
+                    self.with(|| drop(flight));
                 }
             }
             Step::Fork(by, seed) => {
@@ -148,7 +159,7 @@ impl<'w, 'm> World<'w, 'm> {
                 self.server.seed(seed);
                 let all = (LARGE + LARGE_PAGES) * PAGE;
                 let space = self.space(by);
-                self.server.with(|| space.munmap(address(0), all)).unwrap();
+                self.with(|| space.munmap(address(0), all)).unwrap();
                 self.model.spaces[by].clear();
                 self.disturb(Some(by));
             }
@@ -156,31 +167,62 @@ impl<'w, 'm> World<'w, 'm> {
                 self.kill.set(Some(questions.into()));
                 return;
             }
+            Step::Signal(questions) => {
+                self.signal.set(Some(questions.into()));
+                return;
+            }
+            Step::Register(by, span) => {
+                let by = process(by);
+                self.register(by, span);
+            }
+            Step::Unregister(by, span) => {
+                let by = process(by);
+                self.unregister(by, span);
+            }
+            Step::Handle(seed) => {
+                self.server.seed(seed);
+                self.handle();
+            }
+            Step::FillEarly(by, page, service) => {
+                let by = process(by);
+                self.fill_early(by, page, service);
+            }
+            Step::CloseHandler(by, dies) => {
+                let by = process(by);
+                self.close_handler(by, dies);
+            }
             Step::Poke(by, cell, value) => {
                 let by = process(by);
                 self.poke(by, cell, value);
             }
             event => self.happen(event),
         }
+        self.apply_fillings();
         self.observe();
         self.peek();
     }
 
-    /// Sends the signal of the next call, if it gets one.
-    pub fn send_signal(&self) {
+    /// Sends the signals of the next call, if it gets some.
+    pub fn send_signals(&self) {
         if self.kill.get().is_some() {
             self.machine.fatal_signal_after(self.kill.get());
         }
+        if self.signal.get().is_some() {
+            self.machine.signal_after(self.signal.get());
+        }
     }
 
-    /// Ends the signal of [`World::send_signal`]. Returns whether the call was to see it.
-    pub fn take_back_signal(&self) -> bool {
-        if self.kill.take().is_none() {
-            return false;
-        }
-        let has_come = self.machine.fatal_signal();
+    /// Ends the signals of [`World::send_signals`]. Returns whether the call was to see one. Most calls
+    /// do not see a signal that is not fatal.
+    pub fn take_back_signals(&self, what: What) -> bool {
+        let has_come = self.signal.get().is_some() && self.machine.signal();
+        let is_seen = matches!(what, What::SwapIn | What::SwapInObjects | What::Touch(..));
+        let is_killed = self.kill.get().is_some() && self.machine.fatal_signal();
+        self.kill.set(None);
+        self.signal.set(None);
         self.machine.fatal_signal_after(None);
-        has_come
+        self.machine.signal_after(None);
+        is_killed || has_come && is_seen
     }
 
     /// An event that is no call of a process.
@@ -201,7 +243,7 @@ impl<'w, 'm> World<'w, 'm> {
             Step::Resize(object, size, seed) => {
                 server.seed(seed);
                 let failed = self.failed();
-                match server.with(|| self.objects[object].set_size(size * CELL)) {
+                match self.with(|| self.objects[object].set_size(size * CELL)) {
                     Ok(()) => self.model.resize(object, size),
                     Err(error) => assert!(failed < self.failed(), "a resize fails: {error}"),
                 }
@@ -211,23 +253,29 @@ impl<'w, 'm> World<'w, 'm> {
                 server.seed(seed);
                 let (failed, first) = (self.failed(), cells.first);
                 let (offset, length) = (first * CELL, cells.count * CELL);
-                match server.with(|| self.objects[object].punch_hole(offset, length)) {
+                match self.with(|| self.objects[object].punch_hole(offset, length)) {
                     Ok(()) => self.model.punch(object, first..first + cells.count),
                     Err(error) => assert!(failed < self.failed(), "a punch fails: {error}"),
                 }
             }
             Step::ReadAhead(page) => self.objects[0].read_ahead(page * PAGE, 4 * PAGE),
             Step::Evict => {
-                server.with(|| self.memory.drop_clean_pages());
+                self.with(|| self.memory.drop_clean_pages());
             }
             Step::Reclaim(pages, seed) => {
                 server.seed(seed);
-                server.with(|| self.memory.reclaim(pages));
+                self.with(|| self.memory.reclaim(pages));
             }
             Step::Make(..)
             | Step::Advance(..)
             | Step::Cancel(_)
             | Step::Kill(_)
+            | Step::Signal(_)
+            | Step::Register(..)
+            | Step::Unregister(..)
+            | Step::Handle(_)
+            | Step::FillEarly(..)
+            | Step::CloseHandler(..)
             | Step::Fork(..)
             | Step::Exit(..)
             | Step::Poke(..) => unreachable!("a call"),
@@ -305,7 +353,7 @@ impl<'w, 'm> World<'w, 'm> {
         }
         self.server.seed(seed);
         let space = self.space(by);
-        let child = self.server.with(|| space.fork()).unwrap();
+        let child = self.with(|| space.fork()).unwrap();
         self.add(number, child);
         let mut model: Space = self.model.spaces[by].clone();
         model.values_mut().for_each(|page| page.is_locked = false);
