@@ -6,7 +6,8 @@
 
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 
-use bindery::sync::{Interrupts, RawLock};
+use bindery::sync::RawLock;
+use bindery_parts::{FairLock, FairLockGuard, FairTicket};
 use spin::Once;
 
 use crate::{arch, kernel_lock};
@@ -21,26 +22,32 @@ pub fn relax() {
     arch::pause();
 }
 
-/// The interrupts of a CPU in the kernel: always off.
-pub enum Off {}
+/// A lock whose waiters spin in the order in which they arrive, and answer the requests of other
+/// CPUs meanwhile.
+pub struct SpinLock(FairLock);
 
-impl Interrupts for Off {
-    type State = ();
+// SAFETY: 1. a thread holds the lock from its turn until it passes the turn on, and sees what the
+// holders before it have written. 2. No function panics: `unlock` gets the ticket of this lock.
+unsafe impl RawLock for SpinLock {
+    type State = FairTicket;
+
+    const UNLOCKED: Self = Self(FairLock::new());
 
     #[inline]
-    fn disable() {}
+    fn lock(&self) -> FairTicket {
+        self.0.lock(relax).into_ticket()
+    }
 
     #[inline]
-    fn restore((): ()) {}
+    fn try_lock(&self) -> Option<FairTicket> {
+        self.0.try_lock().map(FairLockGuard::into_ticket)
+    }
 
     #[inline]
-    fn relax() {
-        relax();
+    unsafe fn unlock(&self, ticket: FairTicket) {
+        self.0.unlock(ticket);
     }
 }
-
-/// A lock whose waiters spin, and answer the requests of other CPUs meanwhile.
-pub type SpinLock = bindery::sync::SpinLock<Off>;
 
 /// No thread has the lock.
 const FREE: u32 = 0;

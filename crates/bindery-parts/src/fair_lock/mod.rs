@@ -101,22 +101,27 @@ pub struct FairLock {
 /// It stays on the thread that acquired the lock, and so on the CPU that turned interrupts off.
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct FairLockGuard<'l> {
-    turn: Turn<'l>,
+    lock: &'l FairLock,
+    ticket: FairTicket,
     /// Not `Send`.
     thread: PhantomData<*const ()>,
 }
 
 /// A held [`FairLock`] without a borrow of it, for a lock type of the embedder's
 /// ([`FairLockGuard::into_ticket`]).
+///
+/// It has a size only in a debug build: the lock itself knows which ticket it serves.
 #[must_use = "the lock stays held until `FairLock::unlock` takes the ticket"]
 #[derive(PartialEq, Eq, Debug)]
-pub struct FairTicket(u32);
+pub struct FairTicket {
+    #[cfg(debug_assertions)]
+    number: u32,
+}
 
-/// A turn that has come or will come. Its drop passes it on.
+/// A turn that will come. Its drop waits for it, and passes it on.
 struct Turn<'l> {
     lock: &'l FairLock,
     ticket: u32,
-    has_come: bool,
 }
 
 impl FairLock {
@@ -145,12 +150,11 @@ impl FairLock {
     /// Context: interrupts off, or no interrupt handler acquires the lock.
     #[inline]
     pub fn lock(&self, relax: impl FnMut()) -> FairLockGuard<'_> {
-        let mut turn = Turn { lock: self, ticket: self.draw(), has_come: false };
-        if turn.distance() > 0 {
-            turn.wait(relax);
+        let ticket = self.draw();
+        if self.distance(ticket) > 0 {
+            self.wait(ticket, relax);
         }
-        turn.has_come = true;
-        FairLockGuard { turn, thread: PhantomData }
+        FairLockGuard { lock: self, ticket: FairTicket::of(ticket), thread: PhantomData }
     }
 
     /// Acquires the lock if it is free. Otherwise draws no ticket, so no thread waits for this one.
@@ -166,17 +170,16 @@ impl FairLock {
         } else {
             (self.next.load(Ordering::Relaxed) == serving).then(|| self.draw())?
         };
-        let turn = Turn { lock: self, ticket, has_come: true };
-        Some(FairLockGuard { turn, thread: PhantomData })
+        Some(FairLockGuard { lock: self, ticket: FairTicket::of(ticket), thread: PhantomData })
     }
 
     /// Releases a lock whose guard was given up for the ticket. With the ticket of another lock, a
     /// debug build panics; other builds let two threads in or none.
     #[inline]
     pub fn unlock(&self, ticket: FairTicket) {
-        let serving = self.serving.load(Ordering::Relaxed);
-        debug_assert_eq!(serving, ticket.0, "the ticket of another lock");
-        self.pass_on(ticket.0);
+        let serving = || self.serving.load(Ordering::Relaxed);
+        debug_assert_eq!(ticket, FairTicket::of(serving()), "the ticket of another lock");
+        self.pass_on();
     }
 
     /// Whether a thread holds the lock. Not exact while other threads acquire and release it.
@@ -200,6 +203,7 @@ impl FairLock {
         if drawn > u32::MAX / 2 { 0 } else { drawn }
     }
 
+    #[inline]
     fn draw(&self) -> u32 {
         if rule::holds(Rule::DrawInOneStep) {
             return self.next.fetch_add(1, Ordering::Relaxed);
@@ -209,9 +213,51 @@ impl FairLock {
         ticket
     }
 
-    fn pass_on(&self, ticket: u32) {
+    /// The number of threads that hold the lock before the one with the ticket does.
+    #[inline]
+    fn distance(&self, ticket: u32) -> u32 {
+        let order = rule::order(Rule::AcquireTurn, Ordering::Acquire);
+        ticket.wrapping_sub(self.serving.load(order))
+    }
+
+    /// Waits for the turn of a ticket.
+    ///
+    /// Apart, and with the ticket by value, so that a free lock costs neither stack nor registers.
+    #[cold]
+    #[inline(never)]
+    fn wait(&self, ticket: u32, relax: impl FnMut()) {
+        let turn = Turn { lock: self, ticket };
+        turn.wait(relax);
+        core::mem::forget(turn);
+    }
+
+    /// Called by the holder, which alone changes the word. So it needs no ticket: on x86-64, this is
+    /// one instruction.
+    #[inline]
+    fn pass_on(&self) {
         let order = rule::order(Rule::ReleaseTurn, Ordering::Release);
-        self.serving.store(ticket.wrapping_add(1), order);
+        self.serving.store(self.serving.load(Ordering::Relaxed).wrapping_add(1), order);
+    }
+}
+
+impl FairTicket {
+    #[inline]
+    fn of(number: u32) -> Self {
+        #[cfg(not(debug_assertions))]
+        let _ = number;
+        Self {
+            #[cfg(debug_assertions)]
+            number,
+        }
+    }
+
+    /// The same ticket once more, for a caller that forgets this one.
+    #[inline]
+    fn moved(&self) -> Self {
+        Self {
+            #[cfg(debug_assertions)]
+            number: self.number,
+        }
     }
 }
 
@@ -229,17 +275,9 @@ impl fmt::Debug for FairLock {
 }
 
 impl Turn<'_> {
-    /// The number of threads that hold the lock before this one does.
-    #[inline]
-    fn distance(&self) -> u32 {
-        let order = rule::order(Rule::AcquireTurn, Ordering::Acquire);
-        self.ticket.wrapping_sub(self.lock.serving.load(order))
-    }
-
-    #[cold]
     fn wait(&self, mut relax: impl FnMut()) {
         loop {
-            let distance = self.distance();
+            let distance = self.lock.distance(self.ticket);
             if distance == 0 {
                 return;
             }
@@ -255,13 +293,18 @@ impl Turn<'_> {
     }
 }
 
+/// The hook has panicked.
 impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.wait(spin_loop);
+        self.lock.pass_on();
+    }
+}
+
+impl Drop for FairLockGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        if !self.has_come {
-            self.wait(spin_loop);
-        }
-        self.lock.pass_on(self.ticket);
+        self.lock.pass_on();
     }
 }
 
@@ -273,12 +316,12 @@ impl FairLockGuard<'_> {
     #[inline]
     pub fn into_ticket(self) -> FairTicket {
         let guard = core::mem::ManuallyDrop::new(self);
-        FairTicket(guard.turn.ticket)
+        guard.ticket.moved()
     }
 }
 
 impl fmt::Debug for FairLockGuard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FairLockGuard").field("waiters", &self.turn.lock.waiters()).finish()
+        f.debug_struct("FairLockGuard").field("waiters", &self.lock.waiters()).finish()
     }
 }
