@@ -135,26 +135,29 @@ impl<P: Platform> PageTable<'_, P> {
     }
 
     /// Waits for the flush of the former contents of `node`'s entry around `at`, or performs it.
-    /// The caller has read the entry as empty without a lock. Flushes that are pending only for
-    /// `own` are left to the caller.
+    /// The caller has read the entry as empty without a lock. Returns whether it is empty indeed:
+    /// while another thread splits a huge leaf, with the lock, the entry is empty for a moment.
+    /// Flushes that are pending only for `own` are left to the caller.
     #[cold]
-    pub(crate) fn wait_for_pending_flushes(
+    pub(crate) fn is_empty_after_flushes(
         &self,
         node: Node<P::Arch, Table<'_>>,
         at: VirtAddr,
         own: Option<&Gather>,
-    ) {
+    ) -> bool {
         let table = node.table.frame();
         let pending = pending::count(self.meta(table).pending());
         if !self.is_locked(table) && pending == own.map_or(0, |own| own.marks_of(table)) {
-            return;
+            return true;
         }
         let span = node.level.span();
         let start = at.align_down(span);
         let range = VirtRange::raw(start.0, start.0.saturating_add(span));
         // The cursor acquires the lock and reads the count.
         let section = self.read_section();
-        drop(self.cursor_beside(&section, range, Depth::Floor(node.level), own));
+        let mut cursor = self.cursor_beside(&section, range, Depth::Floor(node.level), own);
+        let found = cursor.entry_at(at);
+        found.entry.is_empty() && found.node.level >= node.level
     }
 }
 

@@ -52,11 +52,19 @@
 //! A detached table is pending in its parent, the only table that refers to it: the parent's lock
 //! is held from the clearing of the entry until the flush. An operation that passes over an empty
 //! entry without a lock tests, after it has read the entry, whether the table is locked or pending.
-//! If so, the operation acquires the lock (`PageTable::wait_for_pending_flushes`):
+//! If so, the operation acquires the lock (`PageTable::is_empty_after_flushes`):
 //! 1. CPU A punches a hole: under the lock of table P it clears the entry that refers to table C.
 //! 2. CPU B calls `mprotect(PROT_NONE)` and finds nothing below P; without the test, the call would
 //!    return.
 //! 3. CPU C stores through its translation, which came from table C.
+//!
+//! The operation also reads the entry once more, under the lock. Break-before-make leaves the entry
+//! of a huge leaf empty while another thread splits the leaf:
+//! 1. CPU A revokes one page of a device: under the lock of table P it clears the leaf, flushes, and
+//!    is about to write the table of smaller leaves.
+//! 2. CPU B calls `mprotect(PROT_NONE)`, finds nothing below P, and waits for the lock; without the
+//!    second look, it would pass over the pages.
+//! 3. A program stores through the leaves that CPU A has written.
 //!
 //! The store that clears the entry is a release: a thread that sees the cleared entry sees either
 //! that P is locked or that the flush is complete.

@@ -101,6 +101,10 @@ fn calls<A: Walk>() -> Vec<Call<A>> {
             let (at, length) = (SHARED + MIB, PRIVATE + 3 * MIB - (SHARED + MIB));
             world.space.munmap(VirtAddr(at), length).is_ok()
         }),
+        // Splits the huge leaf, whose entry is empty until the TLBs are flushed.
+        call("unmap a page", |world| {
+            world.space.munmap(VirtAddr(SHARED + 3 * PAGE_SIZE), PAGE_SIZE).is_ok()
+        }),
         call("mprotect none", |world| protect(world, Protection::empty())),
         call("mprotect read", |world| protect(world, Protection::READ)),
         call("mprotect and back", |world| {

@@ -51,8 +51,10 @@ fn first_table<P: Platform>(
             if found {
                 break;
             }
-            if !locking::has_no_pending_flush(&page_table.tables(&section), node.table.frame()) {
-                page_table.wait_for_pending_flushes(node, VirtAddr(start), own);
+            if !locking::has_no_pending_flush(&page_table.tables(&section), node.table.frame())
+                && !page_table.is_empty_after_flushes(node, VirtAddr(start), own)
+            {
+                continue;
             }
             let last = start | (node.level.span() - 1);
             start = last.saturating_add(1);

@@ -41,7 +41,7 @@ use crate::arch::{self, Arch, Attributes, Entry, EntryIndex, Kind, Level};
 use crate::folio::{Folio, FolioBatch, HeldFolio, OwnerMark};
 use crate::platform::Platform;
 use crate::stats::Counts;
-use crate::table::locking::SPAN_ENTRIES;
+use crate::table::locking::{self, SPAN_ENTRIES};
 use crate::table::{EntryAt, NoMemory, PageTable, TablePool, run};
 use crate::tlb::Gather;
 
@@ -285,6 +285,13 @@ impl<P: Platform> PageMover<'_, '_, P> {
             let (from, to) = self.ends();
             let found = page_table.peek(&section, VirtAddr(from), self.counts);
             if found.node.level == Level::PTE || !found.entry.is_empty() {
+                return None;
+            }
+            let (holder, own) = (found.node.table.frame(), self.marks.then_some(&*self.gather));
+            if !locking::has_no_pending_flush(&page_table.tables(&section), holder)
+                && !page_table.is_empty_after_flushes(found.node, VirtAddr(from), own)
+            {
+                // Another thread was splitting a huge leaf.
                 return None;
             }
             let there = page_table.peek(&section, VirtAddr(to), self.counts);

@@ -173,7 +173,9 @@ impl<P: Platform> RangeMover<'_, '_, P> {
             if entry.is_empty() && node.level > level {
                 if !locking::has_no_pending_flush(&page_table.tables(section), node.table.frame()) {
                     let own = self.marks.then_some(&*self.gather);
-                    page_table.wait_for_pending_flushes(node, VirtAddr(at), own);
+                    if !page_table.is_empty_after_flushes(node, VirtAddr(at), own) {
+                        continue;
+                    }
                 }
                 *next = found.end(at).min(end);
                 continue;
