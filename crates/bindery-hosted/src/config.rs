@@ -33,6 +33,9 @@ pub struct Config {
     pub branch_target_identification: bool,
     /// The value of [`Platform::page_based_memory_types`]: true by default.
     pub page_based_memory_types: bool,
+    /// Whether programs may have leaves of 1 GiB ([`Platform::largest_shown_leaf`]): true by
+    /// default.
+    pub gibibyte_leaves: bool,
     /// A control bit that has the wrong value; none by default.
     pub broken: Option<BrokenControl>,
     /// The behavior of instruction fetches; coherent by default.
@@ -69,6 +72,7 @@ impl Default for Config {
             protection_keys: 1,
             branch_target_identification: false,
             page_based_memory_types: true,
+            gibibyte_leaves: true,
             broken: None,
             instructions: InstructionCache::Coherent,
             park_limit: Duration::from_secs(30),

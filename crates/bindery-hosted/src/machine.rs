@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use bindery::addr::{Frame, PAGE_SHIFT};
+use bindery::arch::Level;
 #[cfg(feature = "measure")]
 use bindery::platform::Work;
 use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation, MAX_CPUS, Platform};
@@ -69,6 +70,7 @@ pub(crate) struct Shared<A: Walk> {
     protection_keys: u8,
     branch_target_identification: bool,
     page_based_memory_types: bool,
+    gibibyte_leaves: bool,
     broken: Option<BrokenControl>,
     /// Calls of [`Platform::out_of_memory`].
     ran_out: AtomicU64,
@@ -106,6 +108,7 @@ impl<A: Walk> Machine<A> {
             protection_keys: config.protection_keys,
             branch_target_identification: config.branch_target_identification,
             page_based_memory_types: config.page_based_memory_types,
+            gibibyte_leaves: config.gibibyte_leaves,
             broken: config.broken,
             ran_out: AtomicU64::new(0),
             instructions: Instructions::new(config.instructions),
@@ -430,6 +433,10 @@ unsafe impl<A: Walk> Platform for Machine<A> {
 
     fn page_based_memory_types(&self) -> bool {
         self.shared.page_based_memory_types
+    }
+
+    fn largest_shown_leaf(&self) -> Level<A> {
+        if self.shared.gibibyte_leaves { Level::PUD } else { Level::PMD }
     }
 
     #[inline]

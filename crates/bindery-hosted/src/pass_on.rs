@@ -137,6 +137,11 @@ macro_rules! pass_on {
             ::bindery::Platform::page_based_memory_types(&self.$to)
         }
     };
+    (@ $to:tt largest_shown_leaf) => {
+        fn largest_shown_leaf(&self) -> ::bindery::arch::Level<Self::Arch> {
+            ::bindery::Platform::largest_shown_leaf(&self.$to)
+        }
+    };
     (@ $to:tt fatal_signal) => {
         fn fatal_signal(&self) -> bool {
             ::bindery::Platform::fatal_signal(&self.$to)

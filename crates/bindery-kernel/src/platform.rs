@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use bindery::Platform;
 use bindery::addr::Frame;
+use bindery::arch::Level;
 use bindery::platform::{Cpu, CpuSet, GracePeriod, Invalidation};
 
 use spin::Once;
@@ -208,6 +209,11 @@ unsafe impl Platform for Machine {
     #[inline]
     fn protection_keys(&self) -> u8 {
         arch::protection_keys()
+    }
+
+    #[inline]
+    fn largest_shown_leaf(&self) -> Level<arch::EntryFormat> {
+        arch::largest_leaf()
     }
 
     #[inline]

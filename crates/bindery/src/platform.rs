@@ -11,7 +11,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::addr::{Frame, VirtRange};
-use crate::arch::Arch;
+use crate::arch::{Arch, Level};
 use crate::sync::RawLock;
 
 pub use cpu_set::{Cpu, CpuSet, MAX_CPUS};
@@ -392,6 +392,14 @@ pub unsafe trait Platform: Sized + Send + Sync + 'static {
     /// it is false, frame objects and kernel mappings with another type are refused.
     fn page_based_memory_types(&self) -> bool {
         true
+    }
+
+    /// The largest entry that may map frames of a [`crate::FrameSource`] in a program
+    /// ([`Level::PUD`]: 1 GiB). It never changes. By default 2 MiB, because x86-64
+    /// processors without CPUID's `Page1GB` treat a larger entry as malformed. Every other machine
+    /// has entries of 1 GiB, on all supported architectures.
+    fn largest_shown_leaf(&self) -> Level<Self::Arch> {
+        Level::PMD
     }
 
     /// A table whose upper half every new root copies, so that the kernel is mapped in every

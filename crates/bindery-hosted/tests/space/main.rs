@@ -17,6 +17,7 @@ mod frames;
 mod frames_in_calls;
 mod frames_refused;
 mod frames_revoked;
+mod gibibyte_frames;
 mod huge_zero_page;
 mod interrupted;
 mod linux_errno;

@@ -12,6 +12,7 @@ use crate::platform::Platform;
 use crate::space::{AddressSpace, Resident};
 use crate::swap::SlotRun;
 use crate::table::EntryAt;
+use crate::table::deposit::deposits_below;
 use crate::table::locking::Node;
 use crate::table::run::{self, Entries};
 use crate::vma::{MappingFlags, Vma};
@@ -127,14 +128,24 @@ impl<P: Platform> Audit<'_, '_, P> {
         if says != holds {
             return Err(Violation::LiveCount { table, says, holds });
         }
-        self.deposit(table, base, needs)
+        self.deposit(node, base, needs)
     }
 
-    fn deposit(&mut self, holder: Frame, at: VirtAddr, needs: u32) -> Result<(), Violation> {
+    /// Checks that the table has `needs` tables on deposit, each with the deposits that it needs.
+    fn deposit(
+        &mut self,
+        Node { table: holder, level }: Node<P::Arch>,
+        at: VirtAddr,
+        needs: u32,
+    ) -> Result<(), Violation> {
         let mut says = 0;
         let mut next = self.memory.frames.table(holder).deposit();
         while let Some(table) = next {
             self.meet_table(table, at)?;
+            if level > Level::PTE {
+                let below = Node { table, level: level.below() };
+                self.deposit(below, at, deposits_below(level))?;
+            }
             says += 1;
             next = self.memory.frames.table(table).next();
         }

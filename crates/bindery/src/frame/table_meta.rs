@@ -27,6 +27,14 @@ impl<'a> TableMeta<'a> {
         self.0.state.store(state_of_table(level) | LOCK, Release);
     }
 
+    /// Turns an empty table on deposit into a locked table of `level`, which keeps the tables that
+    /// were on deposit with it. No other thread can find the table yet.
+    pub(crate) fn init_from_deposit<A>(self, level: Level<A>) {
+        let below = self.0.owner.load(Relaxed);
+        self.init(level);
+        self.0.owner.store(below, Relaxed);
+    }
+
     /// Whether the frame is a table.
     #[inline]
     pub(crate) fn is_table(self) -> bool {

@@ -22,7 +22,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 
 use crate::addr::{Frame, Order, PAGE_SIZE};
-use crate::arch::{Arch, MemoryType};
+use crate::arch::{Arch, Level, MemoryType};
 use crate::commit::CommitState;
 use crate::deferred::{self, Deferral};
 use crate::effort::EffortSetting;
@@ -346,6 +346,11 @@ impl<P: Platform> Memory<P> {
         let is_selectable =
             memory == MemoryType::Normal || self.platform().page_based_memory_types();
         P::Arch::memory_type(memory).filter(|_| is_selectable)
+    }
+
+    /// The level of the largest entry that maps frames of a [`crate::FrameSource`] in programs.
+    pub(crate) fn largest_shown_leaf(&self) -> Level<P::Arch> {
+        self.platform().largest_shown_leaf().clamp(Level::PMD, P::Arch::LARGEST_LEAF)
     }
 
     /// The key for the tower heights of a new list of areas. It depends only on the platform's seed

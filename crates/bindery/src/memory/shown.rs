@@ -80,12 +80,14 @@ fn each_block<P: Platform>(
             (Some(FrameUser::Other), span.first.0 - at.0)
         } else if !span.contains(at) {
             (Some(FrameUser::Other), left)
+        } else if let holes = count_holes(memory, at, left)
+            && holes > 0
+        {
+            (Some(FrameUser::Other), holes)
         } else if let Some((head, order)) = embedder_block(memory, at) {
             (Some(FrameUser::Embedder(head)), head.0 + order.pages() - at.0)
-        } else if memory.frames.manages(at) {
-            (None, 1)
         } else {
-            (Some(FrameUser::Other), 1)
+            (None, 1)
         };
         let count = count.min(left);
         if !visit(block, count) {
@@ -94,6 +96,16 @@ fn each_block<P: Platform>(
         (at, left) = (Frame(at.0.wrapping_add(count)), left - count);
     }
     true
+}
+
+/// The number of frames from `at` on, a frame of the memory's span, that are holes in the memory.
+fn count_holes<P: Platform>(memory: &Memory<P>, at: Frame, limit: u32) -> u32 {
+    let span = memory.frame_span();
+    let is_hole = |ahead: &u32| {
+        let frame = at.plus(*ahead);
+        span.contains(frame) && !memory.frames.manages(frame)
+    };
+    (0..limit).take_while(is_hole).count() as u32
 }
 
 /// The embedder's block that holds `frame`: its head and its order. A head is aligned to its

@@ -66,8 +66,11 @@ impl FramePiece {
 /// as a list of a device's memory or through a driver's handler (Linux: `remap_pfn_range`,
 /// `vmf_insert_pfn`).
 ///
-/// A fault requests the piece around its page and maps the part of the piece that one entry of
-/// level 2 covers, in the largest entries that fit. So the longer the piece, the fewer the faults.
+/// A fault requests the piece around its page. It maps the part of the piece that one entry of level
+/// 3 covers, if one leaf of 1 GiB can ([`Platform::largest_shown_leaf`]), or else the part that one
+/// entry of level 2 covers, in the largest entries that fit. So the longer the piece, the fewer the
+/// faults. A leaf of 1 GiB takes 513 tables, with which it can be cut at any page; without memory
+/// for them, the fault maps 2 MiB.
 ///
 /// # Context
 /// Context: spins. [`FrameSource::piece`] is called with the VMA and the object's `invalidate_lock`

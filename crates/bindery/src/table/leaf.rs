@@ -32,9 +32,12 @@ impl<P: Platform> PageTable<'_, P> {
         let whole = at.is_aligned(level.span());
         if level > Level::PTE && !entry.is_empty() && !whole {
             let range = VirtRange::raw(at.0, at.0 + PAGE_SIZE);
+            // The largest entries that end at the address.
+            let mut below = Level::PTE.up_to(level.below()).rev();
+            let floor = below.find(|level| at.is_aligned(level.span())).unwrap_or(Level::PTE);
             let section = self.read_section();
-            let mut cursor = self.cursor(&section, range, Depth::Floor(Level::PTE));
-            let table = cursor.split_table_at(at);
+            let mut cursor = self.cursor(&section, range, Depth::Floor(floor));
+            let table = cursor.table_at(at, floor, &mut TablePool::new(self.memory));
             debug_assert!(table.is_ok(), "a huge leaf has lost its deposit");
         }
     }
@@ -85,7 +88,8 @@ impl<P: Platform> PageTable<'_, P> {
         // which the table above it was found.
         let table = unsafe { Table::new(self.withdraw_table(node.table).ok_or(NoMemory)?) };
         let level = node.level.below();
-        self.meta(table).init(level);
+        // The tables with which the new leaves can be split are on deposit with the table.
+        self.meta(table).init_from_deposit(level);
         let word = &self.entries(node.table)[index.position()];
         let old = Entry(word.load(Ordering::Relaxed));
         counts.entries_read += 1;

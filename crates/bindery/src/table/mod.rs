@@ -14,7 +14,7 @@
 //! 3. CPU A clears the entry by a plain store and remembers "clean": the write is lost.
 //!
 //! A table above level 1 has one deposited empty table for each of its leaves, so that splitting a
-//! leaf cannot fail.
+//! leaf cannot fail ([`deposit`]).
 //!
 //! | file | idea |
 //! |---|---|
@@ -29,6 +29,7 @@
 //! | `cursor` | a locked range that yields runs |
 //! | `contig` | contiguous (contpte) runs: folding and unfolding |
 //! | `leaf`, `split_folio` | huge leaves: splitting and publishing; folios split where mapped |
+//! | `deposit` | the spare tables with which huge leaves are split |
 //! | `zap`, `zap_except`, `zap_chosen` | unmapping, also with exceptions or of chosen runs |
 //! | `zap_few` | unmapping a few pages of one table |
 //! | `zap_rmap`, `zap_pages` | drop mappings and swap slots of zapped entries after the flush |
@@ -47,6 +48,7 @@ mod contig;
 pub(crate) mod copy;
 mod counts;
 pub(crate) mod cursor;
+pub(crate) mod deposit;
 mod descent;
 mod detach;
 pub(crate) mod edit;

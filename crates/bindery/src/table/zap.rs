@@ -36,12 +36,13 @@ use crate::platform::Platform;
 
 use super::NoMemory;
 use super::cursor::{Chunks, Cursor, WholeTables};
+use super::deposit::free_deposit;
 use super::edit::Edit;
 use super::locking::Depth;
 use super::run::{Run, What};
 use super::span::Span;
 use super::zap_few::zap_few;
-use super::zap_rmap::{drop_suspended, free_deposit, release_absent};
+use super::zap_rmap::{drop_suspended, release_absent};
 
 /// The time of the flush after an unmapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -16,10 +16,9 @@ use crate::platform::Platform;
 use crate::stats::Counts;
 use crate::swap::{SlotRun, after_unmapping};
 
-use super::Table;
 use super::cursor::Cursor;
-use super::free_table;
-use super::locking::{LockSet, Node};
+use super::deposit::free_deposit_held;
+use super::locking::Node;
 use super::run::{self, Entries};
 use super::zap_few::LockedTable;
 use super::zap_pages::{drop_shared_pages, drop_single_pages};
@@ -428,37 +427,4 @@ pub(super) unsafe fn release_absent<P: Platform>(
     let mut batch = memory.free_batch();
     // SAFETY: 1. and 2. the caller's obligations 1 and 2.
     unsafe { RmapZap::detached(memory, &mut batch, counts).absent(level, first, count) };
-}
-
-/// Frees one deposited table of `holder`, if the deposit is not empty. `holder` is one of the
-/// tables of `locks`.
-pub(super) fn free_deposit<P: Platform>(
-    memory: &Memory<P>,
-    locks: &LockSet,
-    holder: Table<'_>,
-    counts: &mut Counts,
-) {
-    let holder = holder.frame();
-    if !locks.tables().contains(&holder) {
-        debug_assert!(false, "{holder:?} is not locked");
-        return;
-    }
-    // SAFETY: 1. checked above.
-    unsafe { free_deposit_held(memory, holder, counts) };
-}
-
-/// Frees one deposited table of `holder`. Returns whether the deposit had one.
-///
-/// # Safety
-/// 1. The caller has locked the holder, or has detached it and holds the only reference.
-unsafe fn free_deposit_held<P: Platform>(
-    memory: &Memory<P>,
-    holder: Frame,
-    counts: &mut Counts,
-) -> bool {
-    let Some(table) = memory.frames.withdraw_table(holder) else { return false };
-    // SAFETY: 1. a table on deposit is a table, and no other thread withdraws it (obligation 1).
-    // 2. No entry and no TLB has ever referred to the table.
-    unsafe { free_table(memory, table, counts) };
-    true
 }

@@ -31,6 +31,7 @@
 //! | `triples`, `late_device` | three calls: stopped swap areas, reused folios, `PROT_NONE` fills |
 //! | `page_moves` | moves of pages between two places, and concurrent calls |
 //! | `shown_frames` | revokes of frames that are not the core's, and concurrent calls |
+//! | `gibibyte_leaves` | leaves of 1 GiB that are cut or moved, and concurrent calls |
 //! | `userfaults` | waiting faults, with closes, dying handlers, moves and unread messages |
 
 mod areas_off;
@@ -38,6 +39,7 @@ pub mod blocked;
 mod cached;
 mod calls_in_steps;
 mod commitment;
+mod gibibyte_leaves;
 mod late_device;
 mod named;
 mod no_access;

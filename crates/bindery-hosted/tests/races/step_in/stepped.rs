@@ -142,7 +142,7 @@ unsafe impl<A: Walk> Platform for Stepped<A> {
 
     pass_on! { 0:
         direct_map zero copy invalidate_local invalidate_kernel publish_entries cpu unpark
-        grace_period seed fatal_signal allocation_may_wait frames_released
+        grace_period seed fatal_signal allocation_may_wait frames_released largest_shown_leaf
     }
 
     fn invalidate(&self, root: Frame, cpus: &CpuSet, what: &Invalidation) {

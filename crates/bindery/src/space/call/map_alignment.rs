@@ -4,7 +4,7 @@ use core::ops::Range;
 
 use crate::Memory;
 use crate::addr::PAGE_SHIFT;
-use crate::arch::Arch;
+use crate::arch::{Arch, Level};
 use crate::object::{ObjectState, ShownFrames};
 use crate::platform::Platform;
 use crate::vma::MappingFlags;
@@ -21,7 +21,8 @@ pub(super) fn object_alignment<P: Platform>(
 ) -> Alignment {
     if let Some(frames) = object.frames() {
         let pages = first..first + (length >> PAGE_SHIFT);
-        return frames_alignment::<P::Arch>(&frames, pages, object.size_in_pages());
+        let largest = memory.largest_shown_leaf();
+        return frames_alignment(&frames, pages, object.size_in_pages(), largest);
     }
     let mut orders = object.orders(memory, flags);
     while let Some(order) = orders.take_largest() {
@@ -39,14 +40,20 @@ pub(super) fn object_alignment<P: Platform>(
 /// congruent with its frame modulo the largest leaf for which the first piece of the mapping has
 /// room. `pages` are the pages of the mapping, in an object of `size` pages. The result is a hint,
 /// since the source may provide other frames when the pages are mapped.
-fn frames_alignment<A: Arch>(frames: &ShownFrames<'_>, pages: Range<u64>, size: u64) -> Alignment {
+fn frames_alignment<A: Arch>(
+    frames: &ShownFrames<'_>,
+    pages: Range<u64>,
+    size: u64,
+    largest: Level<A>,
+) -> Alignment {
     let found = frames.piece(pages.start, size);
     let found = found.and_then(|piece| Some((piece.frame_of(pages.start)?, piece.pages().end)));
     let Some((first, end)) = found else { return Alignment::PAGE };
     let count = end.min(pages.end) - pages.start;
     let contig = u64::from(A::CONTIG_ENTRIES);
     let fits = |leaf: &u64| u64::from(first.0).wrapping_neg() % leaf + leaf <= count;
-    let leaf = [u64::from(A::PMD.order().pages()), contig].into_iter().find(fits);
+    let leaves = Level::PMD.up_to(largest).rev().map(|level: Level<A>| level.order().pages());
+    let leaf = leaves.map(u64::from).chain([contig]).find(fits);
     leaf.map_or(Alignment::PAGE, |leaf| Alignment {
         align: leaf << PAGE_SHIFT,
         congruent: (u64::from(first.0) % leaf) << PAGE_SHIFT,

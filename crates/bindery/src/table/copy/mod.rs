@@ -12,15 +12,16 @@ use crate::folio::{Folio, LiveOwner};
 use crate::interrupt;
 use crate::memory::{Memory, share_frames};
 use crate::platform::Platform;
+use crate::stats::Counts;
 use crate::swap::SlotRun;
 use crate::table::Table;
 
 use super::cursor::{Chunks, Cursor};
+use super::deposit::{LargeDeposit, free_deposit};
 use super::edit::Edit;
 use super::locking::Depth;
 use super::run::{Run, What};
 use super::span::Span;
-use super::zap_rmap::free_deposit;
 use super::{PageTable, TablePool};
 use pinned::{PinnedCopy, PinnedRun, copy_attributes};
 
@@ -88,11 +89,12 @@ fn copy_parts<'m, P: Platform>(
     let parent = edit.table();
     let mut parts = Chunks::of(what.range);
     let mut reach = u64::MAX;
+    let mut large = None;
     loop {
         let start;
         let stopped = {
             let Some(part) = edit.next_part(&mut parts) else { return Ok(()) };
-            let part = front::<P::Arch>(part, reach);
+            let part = front(parent, part, reach);
             start = part.start();
             let section = parent.read_section();
             let depth = Depth::Floor(Level::PTE);
@@ -102,7 +104,7 @@ fn copy_parts<'m, P: Platform>(
             let mut target = child.cursor(&of_child, range, Depth::Floor(Level::PTE));
             debug_assert_eq!(target.range(), range, "the child has more than the parent");
             let (source, target) = (&mut source, &mut target);
-            CopySpan { source, target, what, tables, last: None }.copy()
+            CopySpan { source, target, what, tables, large: &mut large, last: None }.copy()
         };
         match stopped {
             Ok(()) => reach = reach.saturating_mul(2),
@@ -124,6 +126,10 @@ fn copy_parts<'m, P: Platform>(
                 tables.refill()?;
                 parts.go_on_from(at);
             }
+            Err(CopyStop::Large(at, level)) => {
+                large = Some(LargeDeposit::new(child, level)?);
+                parts.go_on_from(at);
+            }
             Err(CopyStop::Pinned(run)) => {
                 let end = run.range.end();
                 PinnedCopy { parent, child, run, what, tables }.copy()?;
@@ -138,9 +144,18 @@ fn copy_parts<'m, P: Platform>(
     }
 }
 
-/// The front of `part`, up to `reach` bytes and on to the end of the huge leaf there.
-fn front<A: Arch>(part: VirtRange, reach: u64) -> VirtRange {
-    let last = part.start().0.saturating_add(reach.max(1) - 1) | (A::PMD.span() - 1);
+/// The front of `part`, up to `reach` bytes and on to the end of the huge leaf there. A part that
+/// begins with a leaf above level 2 contains nothing else, and stays whole.
+fn front<P: Platform>(parent: &PageTable<'_, P>, part: VirtRange, reach: u64) -> VirtRange {
+    if reach >= part.len() {
+        return part;
+    }
+    let section = parent.read_section();
+    let found = parent.peek(&section, part.start(), &mut Counts::default());
+    if found.node.level > Level::PMD {
+        return part;
+    }
+    let last = part.start().0.saturating_add(reach.max(1) - 1) | (P::Arch::PMD.span() - 1);
     VirtRange::raw(part.start().0, last.saturating_add(1).min(part.end().0))
 }
 
@@ -149,9 +164,11 @@ fn front<A: Arch>(part: VirtRange, reach: u64) -> VirtRange {
 const TABLES_ZEROED: u64 = 10;
 
 /// The reason why a copy stops before its end.
-enum CopyStop {
+enum CopyStop<A> {
     /// No memory was immediately available for the pages from this address on.
     Short(VirtAddr),
+    /// The leaf at this address, of this level, needs a [`LargeDeposit`].
+    Large(VirtAddr, Level<A>),
     /// Enough tables were zeroed for one lock span; the copy resumes at this address.
     Zeroed(VirtAddr),
     /// One flush cannot cover more marked tables; the copy resumes at this address, in another
@@ -166,19 +183,21 @@ enum CopyStop {
 }
 
 /// The copy of one lock span: the locked entries of both sides.
-struct CopySpan<'c, 'a, 'b, 'm, P: Platform> {
+struct CopySpan<'c, 'a, 'b, 't, 'm, P: Platform> {
     source: &'c mut Span<'a, 'm, P>,
     target: &'c mut Cursor<'b, 'm, P>,
     what: &'c ForkCopy<'c>,
     /// New tables for the child, available while locks are held.
     tables: &'c mut TablePool<'m, P>,
+    /// The deposit for a leaf above level 2, after [`CopyStop::Large`].
+    large: &'c mut Option<LargeDeposit<'t, 'm, P>>,
     /// The level-1 table of the last run, and the child's table for it. The next run is usually in
     /// the same table and then needs no descent.
     last: Option<(Frame, Table<'b>)>,
 }
 
-impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
-    fn copy(&mut self) -> Result<(), CopyStop> {
+impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, '_, P> {
+    fn copy(&mut self) -> Result<(), CopyStop<P::Arch>> {
         while let Some(run) = self.source.next_run(Equal::empty()).map_err(|_| CopyStop::Refused)? {
             if self.target.counts.tables_allocated >= TABLES_ZEROED && run.what != What::Empty {
                 return Err(CopyStop::Zeroed(run.at));
@@ -228,22 +247,25 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
 
     /// The child's table for the run, with a deposit for a huge leaf or a similar entry.
     #[inline(always)]
-    fn target_table(&mut self, run: &Run<P::Arch>) -> Result<Table<'b>, CopyStop> {
+    fn target_table(&mut self, run: &Run<P::Arch>) -> Result<Table<'b>, CopyStop<P::Arch>> {
         match self.last {
             Some((source, target)) if source == run.node.table.frame() => Ok(target),
             _ => self.new_target_table(run),
         }
     }
 
-    fn new_target_table(&mut self, run: &Run<P::Arch>) -> Result<Table<'b>, CopyStop> {
+    fn new_target_table(&mut self, run: &Run<P::Arch>) -> Result<Table<'b>, CopyStop<P::Arch>> {
         let Self { target, tables, .. } = self;
         let short = |_| CopyStop::Short(run.at);
         let table = target.table_at(run.at, run.node.level, tables).map_err(short)?;
-        if run.node.level > Level::PTE {
+        if run.node.level == Level::PTE {
+            self.last = Some((run.node.table.frame(), table));
+        } else if run.node.level == Level::PMD {
             let deposit = tables.take(Level::PTE, &mut target.counts).map_err(short)?;
             target.page_table.deposit_table(table, deposit);
         } else {
-            self.last = Some((run.node.table.frame(), table));
+            let large = self.large.take();
+            large.ok_or(CopyStop::Large(run.at, run.node.level))?.give_to(table);
         }
         Ok(table)
     }
@@ -253,7 +275,7 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
         run: &Run<P::Arch>,
         first: Entry,
         table: Table<'_>,
-    ) -> Result<(), CopyStop> {
+    ) -> Result<(), CopyStop<P::Arch>> {
         let Self { source, target, .. } = self;
         let memory = source.page_table.memory;
         let pages = run.pages();
@@ -268,7 +290,7 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
 
     /// Copies the single-page folios that follow a run, up to the end of its table, because a run
     /// per page would cost more than the page's copy.
-    fn copy_single_pages(&mut self, table: Table<'_>) -> Result<(), CopyStop> {
+    fn copy_single_pages(&mut self, table: Table<'_>) -> Result<(), CopyStop<P::Arch>> {
         let memory = self.source.page_table.memory;
         if self.source.page_table.reach.longest_run() == 1 {
             return Ok(());
@@ -348,7 +370,7 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
         first: Frame,
         folio: Folio,
         parent: Attributes,
-    ) -> CopyStop {
+    ) -> CopyStop<P::Arch> {
         let Some(kept) = self.source.page_table.memory.frames.folio(folio).keep() else {
             return CopyStop::Refused;
         };
@@ -363,7 +385,7 @@ impl<'b, P: Platform> CopySpan<'_, '_, 'b, '_, P> {
         run: &Run<P::Arch>,
         first: Entry,
         table: Table<'_>,
-    ) -> Result<(), CopyStop> {
+    ) -> Result<(), CopyStop<P::Arch>> {
         let Self { source, target, what, .. } = self;
         let memory = source.page_table.memory;
         if let Some(Absent::ProtNone { frame, .. }) = P::Arch::decode_absent(first) {

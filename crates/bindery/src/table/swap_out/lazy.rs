@@ -8,8 +8,8 @@ use crate::folio::{Folio, OwnerKind};
 use crate::platform::Platform;
 
 use super::super::cursor::Cursor;
+use super::super::deposit::free_deposit;
 use super::super::run::Run;
-use super::super::zap_rmap::free_deposit;
 use super::{FlushTime, SwapOut};
 
 impl<P: Platform> SwapOut<'_, '_, '_, '_, P> {

@@ -5,11 +5,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use crate::addr::{PAGE_SHIFT, PAGE_SIZE, VirtAddr, VirtRange};
 use crate::arch::{AbsentFormat, Arch, Entry, Level};
 use crate::platform::Platform;
+use crate::table::deposit::free_deposit;
 use crate::table::detach::gather_subtree;
 use crate::table::locking::Node;
 use crate::table::mover::piece::{Below, Piece};
 use crate::table::run::Entries;
-use crate::table::zap_rmap::free_deposit;
 use crate::table::{EntryAt, NoMemory, Table, TableEntry, run};
 
 use super::{RangePiece, for_each_target};
