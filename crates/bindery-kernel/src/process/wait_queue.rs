@@ -103,6 +103,10 @@ impl WaitQueue {
         // Locked until all are awake: other CPUs need no kernel's lock to wake threads, and a
         // thread that was still to be woken could leave the queue and end.
         let mut waiting = self.0.lock();
+        // Most events have no waiter.
+        if waiting.is_empty() {
+            return 0;
+        }
         let count = count.min(waiting.len());
         waiting.drain(..count).for_each(|thread| scheduler::wake(&thread));
         count
