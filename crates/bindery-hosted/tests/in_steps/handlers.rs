@@ -99,13 +99,15 @@ impl<'m> World<'_, 'm> {
             Ok(Some(value)) => {
                 self.fillings.borrow_mut().push(Filling { by: handler.by, page, value });
             }
-            // Another answer has filled the page, or a signal has come: the fault looks again.
-            Err(partial) if matches!(partial.error, Error::Exists(_) | Error::Interrupted) => {
-                space.wake_userfaults(userfault, at, PAGE).unwrap();
-            }
+            // Another answer has filled the page, a signal has come, or this userfaultfd does not serve
+            // the page. The fault waits until it is woken, also if its memory is gone, as on Linux.
             Err(partial) => {
-                let is_served = self.is_served(handler.by, page);
-                assert!(!is_served, "page {page} of {}: {partial:?}", handler.by);
+                let may_fail = matches!(
+                    partial.error,
+                    Error::Exists(_) | Error::Interrupted | Error::NotMapped(_)
+                );
+                assert!(may_fail, "page {page} of {}: {partial:?}", handler.by);
+                space.wake_userfaults(userfault, at, PAGE).unwrap();
             }
         }
     }
